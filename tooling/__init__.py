@@ -1,0 +1,1 @@
+"""Build, prove, release, deploy and roll back NVIDIA Blackwell inference stacks."""

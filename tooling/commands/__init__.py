@@ -1,0 +1,18 @@
+"""The commands of the console script: one module a family, each with `register(app)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import typer
+
+
+class CommandModule(Protocol):
+    """A module that adds its commands to the console script."""
+
+    def register(self, app: typer.Typer) -> None:
+        """Add the commands."""
+
+
+COMMAND_MODULES: tuple[CommandModule, ...] = ()
