@@ -34,18 +34,18 @@ def _bootstrap() -> None:
             )
         # uv alone comes through pip; it installs the rest many times faster.
         pinned_uv = home / "uv.txt"
-        pinned_uv.write_text(re.search(r"^uv==(?:.*\\\n)*.*$", LOCK.read_text(), re.MULTILINE)[0])
+        pinned_uv.write_text("\n".join(re.findall(r"^uv==(?:.*\\\n)*.*$", LOCK.read_text(), re.MULTILINE)))
         locked = ["install", "--quiet", "--no-deps", "--require-hashes", "-r"]
         for command in (
-            [python, "-m", "pip", *locked, pinned_uv],
-            [python.with_name("uv"), "pip", *locked, LOCK, "--python", python],
+            [str(python), "-m", "pip", *locked, str(pinned_uv)],
+            [str(python.with_name("uv")), "pip", *locked, str(LOCK), "--python", str(python)],
         ):
             if subprocess.run(command, check=False).returncode:
                 sys.exit(f"error: could not install {LOCK.name}\n  to do: check the package index settings")
         stamp.write_bytes(LOCK.read_bytes())
     os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     os.chdir(ROOT)
-    os.execv(python, [python, "-m", "nox", "-f", __file__, *sys.argv[1:]])
+    os.execv(python, [str(python), "-m", "nox", "-f", __file__, *sys.argv[1:]])
 
 
 if __name__ == "__main__":
@@ -83,7 +83,7 @@ def _stack_session(stack: str, verb: str, docstring: str) -> None:
         _toolkit(session, verb, stack)
 
     run.__doc__ = docstring
-    nox.session(run, name=f"{verb}-{stack}", default=False)
+    nox.session(name=f"{verb}-{stack}", default=False)(run)
 
 
 for _stack in STACKS:

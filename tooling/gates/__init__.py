@@ -1,0 +1,1 @@
+"""Gates: checks on a running engine whose results decide whether a release may exist."""
