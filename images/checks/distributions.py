@@ -42,7 +42,7 @@ class Installed:
 
 def read_distributions(found: Iterable[Distribution]) -> dict[str, Installed]:
     """Distributions by canonical name."""
-    result = {}
+    result: dict[str, Installed] = {}
     for distribution in found:
         wheel = distribution.read_text("WHEEL") or ""
         installed = Installed(

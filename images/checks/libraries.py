@@ -68,7 +68,7 @@ def read_library(path: Path) -> Library:
                     for _, versions in section.iter_versions():
                         _raise_to(library.needs, (version.name for version in versions))
                 elif isinstance(section, DynamicSection):
-                    sonames = [tag.soname for tag in section.iter_tags("DT_SONAME")]
+                    sonames = [str(tag.soname) for tag in section.iter_tags("DT_SONAME")]  # type: ignore[attr-defined]
                     library.soname = sonames[0] if sonames else path.name
         except (ELFError, ValueError) as error:
             # Named, so that the report says which file could not be read; never counted as checked.

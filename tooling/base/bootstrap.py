@@ -13,6 +13,7 @@ from docker.errors import ImageNotFound
 from tooling import runner
 from tooling.base.packages import DPKG_FORMAT, BaseLock, drift, parse_base_lock, parse_dpkg, render_base_lock
 from tooling.base.sources import INDEXTARGETS_ARGV, sources_for
+from tooling.dockerhost.containers import run_once
 from tooling.dockerhost.daemon import why_not_here
 from tooling.errors import EngineError, InputError
 from tooling.records import Record, sha256_of_file
@@ -162,13 +163,8 @@ def describe_base(client: docker.DockerClient, reference: str, epoch: int) -> Ba
         image = client.images.get(reference)
     except ImageNotFound as error:
         raise EngineError(f"the base image {reference} is gone from the engine", fix="build again") from error
-    output = client.containers.run(
-        image,
-        ["dpkg-query", "--show", f"--showformat={DPKG_FORMAT}"],
-        remove=True,
-        network_mode="none",
-    )
-    packages = parse_dpkg(output.decode())
+    done = run_once(client, str(image.id), ["dpkg-query", "--show", f"--showformat={DPKG_FORMAT}"])
+    packages = parse_dpkg(done.stdout)
     if not packages:
         raise EngineError(f"the base image {reference} holds no packages", fix="remove it and build again")
     return BaseImage(reference=reference, image_id=str(image.id), packages=packages, drift=(), epoch=epoch)

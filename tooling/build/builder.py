@@ -15,8 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from docker.errors import APIError, ContainerError, DockerException
+from docker.errors import APIError, DockerException
 from filelock import FileLock, Timeout
+from requests.exceptions import RequestException
 
 from tooling import console, runner
 from tooling.base.bootstrap import ensure_base, read_base_lock
@@ -26,6 +27,7 @@ from tooling.build.layers import assign_layers
 from tooling.build.progress import Progress
 from tooling.build.record import BuildInputs, BuildRecord, ImageLayer
 from tooling.dockerhost import ensure_engine, find_build_client, require_disk
+from tooling.dockerhost.containers import run_once
 from tooling.dockerhost.daemon import engine_versions
 from tooling.errors import BusyError, CheckError, EngineError, InputError
 from tooling.lock.indexes import index_addresses, on_loopback, uv_index_variables
@@ -158,7 +160,7 @@ def _engine_errors() -> Iterator[None]:
     """Turn what the engine's client raises into the toolkit's own error."""
     try:
         yield
-    except DockerException as error:
+    except (DockerException, RequestException) as error:
         raise EngineError(
             "the Docker Engine failed or went away",
             details=[str(error)],
@@ -273,7 +275,7 @@ def _examine(job: _Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
             details=[f"{layer.bytes / _GB:.2f} GB: {layer.created_by[-80:]}" for layer in too_big],
             fix="split it into two layers in the stack",
         )
-    contents = json.loads(_in_image(job.client, image_id, ["cat", "/opt/stack/share/contents.json"]))
+    contents = _contents(job.client, image_id)
     selftest = run_selftest(job.client, image_id)
     job.durations_s["selftest"] = round(time.monotonic() - clock, 1)
     return BuildRecord(
@@ -316,10 +318,15 @@ def image_layers(client: docker.DockerClient, image_id: str) -> list[ImageLayer]
     ]
 
 
-def _in_image(client: docker.DockerClient, image_id: str, command: list[str]) -> str:
-    """Run a command in a throw-away container of the image, without a network."""
-    output: str | bytes = client.containers.run(image_id, command, remove=True, network_mode="none")
-    return output.decode() if isinstance(output, bytes) else output
+def _contents(client: docker.DockerClient, image_id: str) -> dict[str, Any]:
+    """The report of the checks that ran while the image was built, read from the image itself."""
+    done = run_once(client, image_id, ["cat", "/opt/stack/share/contents.json"])
+    if done.exit_code:
+        raise CheckError(
+            "the image carries no report of its contents", image_id, details=done.stderr.splitlines()
+        )
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def run_selftest(client: docker.DockerClient, image_id: str) -> dict[str, Any]:
@@ -328,17 +335,15 @@ def run_selftest(client: docker.DockerClient, image_id: str) -> dict[str, Any]:
     Raises:
         CheckError: One of its checks failed, or it checked nothing.
     """
-    try:
-        output = _in_image(client, image_id, ["selftest", "--json"])
-    except ContainerError as error:
-        text = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+    done = run_once(client, image_id, ["selftest", "--json"])
+    if done.exit_code:
         raise CheckError(
             "the image's selftest failed",
             where=image_id,
-            details=text.splitlines()[-20:],
+            details=done.stderr.splitlines()[-20:],
             fix="see the checks above",
-        ) from error
-    report: dict[str, Any] = json.loads(output)
+        )
+    report: dict[str, Any] = json.loads(done.stdout)
     if not report.get("checks"):
         raise CheckError("the image's selftest checked nothing", where=image_id)
     return report

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import docker
 from docker.errors import DockerException
+from requests.exceptions import RequestException
 
 from tooling import runner
 from tooling.errors import EngineError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a daemon gets to answer after its start.
 START_TIMEOUT_S = 60.0
+_FIX = "start it (systemctl start docker), or set DOCKER_HOST to one that runs"
+_ANY_API = "1.24"
 _LOG = Path("/var/log/blackwell-stacks-dockerd.log")
 _INSTALL = ["apt-get", "install", "--yes", "--no-install-recommends", "docker.io", "iptables"]
 
@@ -29,17 +32,25 @@ def connect(timeout_s: float = 600.0) -> docker.DockerClient:
     Raises:
         EngineError: Nothing answers, or it refuses us.
     """
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
+        raise EngineError(
+            "no Docker Engine answers", where=host, details=["its socket does not exist"], fix=_FIX
+        )
+    # A client that fails while it negotiates leaves its socket open, so the first question needs no version.
+    asking = docker.from_env(version=_ANY_API, timeout=int(timeout_s))
     try:
-        client = docker.from_env(version="auto", timeout=int(timeout_s))
-        client.ping()
-    except DockerException as error:
+        asking.ping()
+        return docker.from_env(version="auto", timeout=int(timeout_s))
+    except (DockerException, RequestException) as error:
         raise EngineError(
             "no Docker Engine answers",
-            where=os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"),
+            where=host,
             details=[str(error)],
-            fix="start it (systemctl start docker), or set DOCKER_HOST to one that runs",
+            fix=_FIX,
         ) from error
-    return client
+    finally:
+        asking.close()
 
 
 def ensure_engine(say: Callable[[str], None]) -> docker.DockerClient:

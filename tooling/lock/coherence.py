@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from tooling.stack.model import Platform
 
-#: Facts about wheels that were published, kept as data: `stacks/known-faults.yaml`.
-KNOWN_FAULTS = Path("stacks/known-faults.yaml")
+#: Facts about wheels that were published, kept as data: `stacks/facts/known-faults.yaml`.
+KNOWN_FAULTS = Path("stacks/facts/known-faults.yaml")
 _TORCHVISION_OFFSET = 15  # torchvision 0.(n + 15) is built for torch 2.n, since 0.15 and 2.0
 _TORCHAUDIO_STABLE_ABI = Version("2.11")  # from here on it is built against torch's stable ABI
 _FLASHINFER = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache")
