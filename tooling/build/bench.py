@@ -14,7 +14,6 @@ from tooling.base.bootstrap import ensure_base, read_base_lock
 from tooling.build.builder import build, ca_bundle
 from tooling.dockerhost import ensure_engine, find_build_client
 from tooling.errors import CommandError
-from tooling.lock.resolve import read_lock
 from tooling.records import Record
 from tooling.stack import load_stack
 
@@ -52,7 +51,6 @@ class BuildBench(Record):
 def run_bench(name: str, root: Path) -> BuildBench:
     """Build three times and time it; needs the disk for two images. The plain image is removed again."""
     file = load_stack(name, root)
-    lock = read_lock(file, root)
     client = ensure_engine(console.say)
     builder = find_build_client()
     base = ensure_base(file.stack, read_base_lock(file), client, console.say)
