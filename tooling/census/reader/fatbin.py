@@ -150,9 +150,7 @@ def read_containers(span: Span, section: str = "", member: str = "") -> Iterator
         if magic != int.from_bytes(MAGIC, "little"):
             raise MalformedError(f"no fat binary container at {at:#x}: magic {magic:#010x}")
         if version != 1 or header < _CONTAINER.size:
-            raise MalformedError(
-                f"fat binary container at {at:#x}: version {version}, {header} bytes of header"
-            )
+            raise MalformedError(f"fat binary container at {at:#x}: version {version}, header of {header}")
         body = span.within(at + header, size, "fat binary container")
         entries = tuple(_entries(body, budget))
         budget -= len(entries) + 1
