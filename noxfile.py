@@ -114,3 +114,15 @@ def container(session: nox.Session) -> None:
     """Run the tests that use a real Docker Engine."""
     _install(session)
     session.run("pytest", "tests/container", *session.posargs)
+
+
+@nox.session(default=False)
+def census(session: nox.Session) -> None:
+    """List the device code of an image or folder by architecture: nox -s census -- IMAGE|DIR."""
+    _toolkit(session, "census")
+
+
+@nox.session(name="bench-census", default=False)
+def bench_census(session: nox.Session) -> None:
+    """Time the census against cuobjdump and compare the answers: nox -s bench-census -- DIR."""
+    _toolkit(session, "bench-census")

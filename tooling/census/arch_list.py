@@ -151,16 +151,19 @@ def check_request(requested: Iterable[Code], found: Iterable[Code], device: str 
         )
     ]
     if device:
-        gpu = parse_architecture(device)
-        runs = [code for code in there if runs_on(code.kind, code.arch, gpu)]
-        checks.append(
-            Check(
-                name=f"code runs on {gpu.capability}",
-                verdict=Verdict.PASS if runs else Verdict.FAIL,
-                seen=f"{', '.join(map(str, runs))} runs there"
-                if runs
-                else f"none of {', '.join(map(str, there)) or 'nothing'} runs there: code with the suffix a is for "
-                "its exact capability, plain and family code for the later ones of its family",
-            )
-        )
+        checks.append(_runs(there, parse_architecture(device)))
     return tuple(checks)
+
+
+def _runs(found: tuple[Code, ...], device: Architecture) -> Check:
+    runs = [code for code in found if runs_on(code.kind, code.arch, device)]
+    if runs:
+        seen = f"{', '.join(map(str, runs))} runs there"
+    else:
+        seen = (
+            f"none of {', '.join(map(str, found)) or 'nothing'} runs there: code with the suffix a is for its "
+            "exact capability, plain and family code for the later ones of its family"
+        )
+    return Check(
+        name=f"code runs on {device.capability}", verdict=Verdict.PASS if runs else Verdict.FAIL, seen=seen
+    )

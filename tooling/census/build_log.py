@@ -1,12 +1,14 @@
 """A build log: which features did the build leave out although it ended well?
 
-Projects word it in their own ways, but a line that matters always says two things: that something is left out, and
-that an architecture, compute capability or CUDA version is the reason. Both vocabularies are here, no project is.
+Projects word it in their own ways, but a line that matters always says two things: that something is left
+out, and that an architecture, compute capability or CUDA version is the reason. Both vocabularies are here, no
+project is.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from tooling.gates.records import Check, Verdict
@@ -15,33 +17,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _REASON = re.compile(
-    r"\barch(?:s|es|itectures?)?\b|\b(?:gpu|cuda) targets?\b|\bcompute[ _]cap|\bcapabilit|\b(?:sm|compute)_?\d{2,3}[af]?\b"
-    r"|\bCUDA (?:version|toolkit|\d)|\bnvcc\b",
-    re.IGNORECASE,
+    r"""\barch(?:s|es|itectures?)?\b | \b(?:gpu|cuda)[ ]targets?\b | \bcompute[ _]cap | \bcapabilit
+    | (?<![a-z0-9])(?:sm|compute)_?\d{2,3}[af]?(?![0-9]) | \bCUDA[ ](?:version|toolkit|\d) | \bnvcc\b""",
+    re.IGNORECASE | re.VERBOSE,
 )
 #: `Not building X as ...`: the verb comes first.
 _VERB_FIRST = re.compile(
-    r"\b(?:not|skip(?:ping|ped)?|disabl(?:ing|ed)|exclud(?:ing|ed)|omit(?:ting|ted)|ignor(?:ing|ed)|dropp(?:ing|ed)"
-    r"|without|cannot|can't|won't|will not|unable to)"
-    r"(?:[ :]+(?:be +)?(?:build(?:ing)?|built|compil(?:e|ing|ed)|generat(?:e|ing|ed)|includ(?:e|ing|ed)|enabl(?:e|ing|ed)"
-    r"|support(?:ing|ed)?|the|for))*[ :]+(?P<feature>\S.*?)"
-    r"(?=\s*(?:[,;:.(]|$|\b(?:as|because|since|due|for|on|when|requires?|needs?|no|not|is|are|unless)\b))",
-    re.IGNORECASE,
+    r"""\b(?:not | skip(?:ping|ped)? | disabl(?:e|ing|ed) | exclud(?:e|ing|ed) | omit(?:ting|ted)?
+        | ignor(?:e|ing|ed) | drop(?:ping|ped)? | without | cannot | can't | won't | will[ ]not | unable[ ]to)
+    (?:[ :]+(?:be[ ]+)?(?:build(?:ing)? | built | compil(?:e|ing|ed|ation) | generat(?:e|ing|ed)
+        | includ(?:e|ing|ed) | enabl(?:e|ing|ed) | support(?:ing|ed)? | the | of | for)(?=[ :]))*
+    [ :]+(?P<feature>\S.*?)
+    (?=\s*(?:[,;:.(] | $
+        | \b(?:as|because|since|due|for|on|when|requires?|needs?|no|not|is|are|unless|will|in)\b))""",
+    re.IGNORECASE | re.VERBOSE,
 )
 #: `X will not be built because ...`: the subject comes first.
 _SUBJECT_FIRST = re.compile(
-    r"(?P<feature>[^\s:\]][^:\]]*?)\s+(?:kernels?\s+|support\s+)?"
-    r"(?:(?:will|would|can|could|does|do|is|are|was|were|has|have)(?:\s+been)?\s+)?"
-    r"(?:not(?:\s+be)?(?:\s+(?:built|compiled|supported|enabled|included|available|generated))"
-    r"|cannot\s+be\s+(?:built|compiled|enabled)|won't\s+be\s+(?:built|compiled)"
-    r"|(?:skipped|disabled|excluded|omitted|unsupported|unavailable|dropped))\b",
-    re.IGNORECASE,
+    r"""(?P<feature>[^\s:\]][^:\]]*?)\s+(?:kernels?\s+ | support\s+)?
+    (?:(?:will|would|can|could|does|do|is|are|was|were|has|have)(?:\s+been)?\s+)?
+    (?: not(?:\s+be)?(?:\s+being)?\s+(?:built|compiled|supported|enabled|included|available|generated)
+        | cannot\s+be\s+(?:built|compiled|enabled) | won't\s+be\s+(?:built|compiled)
+        | (?:be\s+)?(?:skipped|disabled|excluded|omitted|unsupported|unavailable|dropped) )\b""",
+    re.IGNORECASE | re.VERBOSE,
 )
-_SUBJECT_NEEDS = re.compile(r"(?P<feature>\S.*?)\s+(?:requires?|needs?)\s+", re.IGNORECASE)
 #: Words around a name that are not part of it.
 _NOISE = re.compile(
-    r"^(?:--|\[[^\]]*\]|CMake \w+:?|warning:?|note:?|info:?|status:?|message:?|\s)+|\b(?:kernels?|support|sources?)$",
-    re.IGNORECASE,
+    r"""^(?:-- | \[[^\]]*\] | CMake[ ]\w+:? | warning:? | note:? | info:? | status:? | message:? | \s)+
+    | \b(?:kernels?|support|sources?)$""",
+    re.IGNORECASE | re.VERBOSE,
 )
 _BUILDING = re.compile(r"\b(?:building|compiling|enabling|built|compiled)\b", re.IGNORECASE)
 _LONGEST_LINE = 2000
@@ -64,16 +68,16 @@ class Skipped(NamedTuple):
 def skipped_features(log: str) -> tuple[Skipped, ...]:
     """Every feature that a line of the log leaves out for the sake of an architecture, in order."""
     found = []
-    for number, full in enumerate(log.splitlines(), 1):
-        line = full.strip()[:_LONGEST_LINE]
-        if not _REASON.search(line):
+    lines = [line.strip()[:_LONGEST_LINE] for line in log.splitlines()]
+    for number, (line, after) in enumerate(zip_longest(lines, lines[1:], fillvalue=""), 1):
+        wrapped = not _REASON.search(line) and after[:1].islower()
+        if not _REASON.search(f"{line} {after}" if wrapped else line):
             continue
         bare = _NOISE.sub("", line)
         match = _VERB_FIRST.match(bare) or _SUBJECT_FIRST.match(bare) or _VERB_FIRST.search(bare)
-        if match:
-            feature = _NOISE.sub("", match["feature"]).strip(" '\"`.,:")
-            if feature:
-                found.append(Skipped(feature, number, line))
+        feature = _NOISE.sub("", match["feature"]).strip(" '\"`.,:") if match else ""
+        if feature:
+            found.append(Skipped(feature, number, line))
     return tuple(found)
 
 
@@ -86,8 +90,8 @@ def check_build_log(log: str, needed: Iterable[str], expected: Iterable[str] = (
 
     Args:
         log: Its text.
-        needed: Names of the features that the stack needs, e.g. `NVFP4`; a skipped feature whose name contains
-            one, spelling aside, fails. None at all means that every skipped feature fails.
+        needed: Names of the features that the stack needs, e.g. `NVFP4`; a line that leaves something out and
+            names one, spelling aside, fails. None at all means that every such line fails.
         expected: Names of features that may be left out, e.g. those for another architecture.
     """
     if not log.strip():
@@ -99,7 +103,7 @@ def check_build_log(log: str, needed: Iterable[str], expected: Iterable[str] = (
     bad = [
         item
         for item in skipped
-        if (not needs or any(need in _key(item.feature) for need in needs))
+        if (not needs or any(need in _key(item.line) for need in needs))
         and not any(name in _key(item.feature) for name in allowed)
     ]
     checks = [

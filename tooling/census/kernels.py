@@ -148,12 +148,12 @@ def _check(
             if entry.kind == "ptx":
                 banned.extend(f"PTX {entry.arch}: {line}" for line in _banned(content, target))
             else:
-                arch, kernels = read_kernels(Span(content))
-                found.extend((arch, kernel) for kernel in kernels)
-    kernels = tuple(_kernel(name, arch, usage) for arch, usage in found)
-    usages = [usage for _, usage in found]
-    banned.extend(f"{usage.name}: {usage.multimem} multimem instructions" for usage in usages if usage.multimem)
-    return kernels, tuple(_checks(usages, messages, banned, target, limits))
+                arch, usages = read_kernels(Span(content))
+                found.extend((arch, usage) for usage in usages)
+    records = tuple(_kernel(name, arch, usage) for arch, usage in found)
+    used = [usage for _, usage in found]
+    banned.extend(f"{usage.name}: {usage.multimem} multimem instructions" for usage in used if usage.multimem)
+    return records, tuple(_checks(used, messages, banned, target, limits))
 
 
 def _kernel(file: str, target: str, usage: KernelUsage) -> Kernel:

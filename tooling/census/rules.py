@@ -116,11 +116,21 @@ def judge(record: CensusRecord, rules: CensusRules, devices: Iterable[str]) -> t
     targets = [parse_architecture(device) for device in devices]
     if not targets:
         raise InputError("no target architecture", fix="name at least one, e.g. 12.0")
-    checks = [_libraries_found(record), _all_read(record, rules)]
+    checks = [*basic_checks(record, rules.unreadable)]
     for target in targets:
         checks.extend(_of_rule(record, rule, target, rules.driver) for rule in _about(rules, target))
         checks.append(_unexplained(record, rules, target))
     return tuple(checks)
+
+
+def basic_checks(record: CensusRecord, unreadable: Iterable[str] = ()) -> tuple[Check, ...]:
+    """The checks that need no rules: device code was found, and every library was read.
+
+    Args:
+        record: The census.
+        unreadable: Patterns of files that may be unreadable.
+    """
+    return _libraries_found(record), _all_read(record, unreadable)
 
 
 def _about(rules: CensusRules, target: Architecture) -> Iterator[Rule]:
@@ -144,8 +154,9 @@ def _libraries_found(record: CensusRecord) -> Check:
     )
 
 
-def _all_read(record: CensusRecord, rules: CensusRules) -> Check:
-    bad = [file for file in record.unread if not matches(file.path, rules.unreadable)]
+def _all_read(record: CensusRecord, unreadable: Iterable[str]) -> Check:
+    allowed = tuple(unreadable)
+    bad = [file for file in record.unread if not matches(file.path, allowed)]
     return Check(
         name="files-read",
         verdict=Verdict.FAIL if bad else Verdict.PASS,
@@ -239,7 +250,7 @@ def _unexplained(record: CensusRecord, rules: CensusRules, target: Architecture)
     return Check(
         name=f"no unexplained gap on {target.capability}",
         verdict=Verdict.FAIL if bad else Verdict.PASS,
-        seen=f"{len(bad)} libraries have device code, none of it runs on {target.capability}, and no rule says why"
+        seen=f"{len(bad)} libraries with device code have none for {target.capability}, and no rule says why"
         if bad
         else "every library with device code has some for the target, or a rule says why not",
         value=len(bad),
