@@ -12,7 +12,7 @@ from tooling.gates.records import Check, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tooling.census.records import CensusRecord
+    from tooling.census.records import Library
 
 #: Names that torch.utils.cpp_extension accepts for several architectures each.
 _NAMED = {
@@ -92,12 +92,12 @@ def parse_code_list(text: str) -> tuple[Code, ...]:
     return tuple(codes)
 
 
-def codes_of(record: CensusRecord) -> tuple[Code, ...]:
-    """Every target of a census that the CUDA runtime can load."""
+def codes_of(libraries: Iterable[Library]) -> tuple[Code, ...]:
+    """Every target of some libraries that the CUDA runtime can load."""
     return tuple(
         {
             Code(target.kind, parse_architecture(target.arch)): None
-            for library in record.libraries
+            for library in libraries
             for target in library.loadable()
         }
     )

@@ -20,6 +20,10 @@ _DOTTED = re.compile(r"(\d+)\.(\d)([af]?)")
 _PACKED = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
 
 
+#: sm_20; below it a number without dot is a major version whose minor version was forgotten.
+_FIRST_ARCHITECTURE = 20
+
+
 class Architecture(NamedTuple):
     """A compute capability and its suffix: `12.0`, `12.0a` (arch-specific) or `12.0f` (family-specific)."""
 
@@ -65,7 +69,7 @@ def parse_architecture(text: str) -> Architecture:
     text = text.strip()
     if match := _DOTTED.fullmatch(text):
         return Architecture(int(match[1]), int(match[2]), match[3])
-    if match := _PACKED.fullmatch(text):
+    if (match := _PACKED.fullmatch(text)) and int(match[1]) >= _FIRST_ARCHITECTURE:
         return Architecture(int(match[1][:-1]), int(match[1][-1]), match[2])
     raise InputError(f"{text!r} is not a GPU architecture", fix="write it like 12.0, 12.0a, 12.0f or sm_120a")
 

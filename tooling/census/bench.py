@@ -6,6 +6,7 @@ import re
 import shutil
 import statistics
 import subprocess
+import sysconfig
 import time
 from collections import Counter
 from pathlib import Path

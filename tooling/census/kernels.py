@@ -89,7 +89,7 @@ def expand(span: Span, entry: Entry) -> bytes:
         return stored
     if entry.compression != "zstd":
         raise MalformedError(
-            f"{entry.compression} compression: compile with --compress-mode=size, or -no-compress"
+            f"{entry.compression} compression: compile with -Xfatbin=-compress-mode=size, or with -Xfatbin=-compress=false"
         )
     if entry.expanded_size > MAX_EXPANDED:
         raise MalformedError(f"a payload of {entry.expanded_size} bytes, more than {MAX_EXPANDED}")

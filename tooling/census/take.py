@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tooling.census.reader.files import kind_of, read_file
 from tooling.census.reader.scan import is_text_name, printable, scan, summary
 from tooling.census.reader.span import MalformedError
-from tooling.census.records import CensusRecord
+from tooling.census.records import CensusRecord, Library
 from tooling.errors import CheckError, EngineError, InputError
 from tooling.records import now
 
@@ -51,6 +51,19 @@ def census(root: Path) -> CensusRecord:
     if not root.is_dir():
         raise InputError(f"{root} is not a folder", fix="name an image or an existing folder")
     return _record(scan(str(root.resolve())), source=str(root))
+
+
+def library_of(path: Path) -> Library | None:
+    """The device code of one file; None when it is not of a kind that carries any.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        code = read_file(path)
+    except (MalformedError, OSError) as error:
+        raise InputError(f"{path.name} cannot be read: {error}", where=str(path)) from error
+    return None if code is None else Library.model_validate(summary(path.name, code))
 
 
 def census_of_image(image: str, client: docker.DockerClient | None = None) -> CensusRecord:

@@ -19,7 +19,7 @@ from tooling.census.compare import compare
 from tooling.census.kernels import Kernel, KernelLimits, check_kernels
 from tooling.census.records import CensusRecord, Service
 from tooling.census.rules import basic_checks, describe, judge, load_rules
-from tooling.census.take import census, census_of_image
+from tooling.census.take import census, census_of_image, library_of
 from tooling.errors import CheckError, InputError
 from tooling.gates.records import Check, Verdict, worst
 from tooling.records import Record
@@ -145,17 +145,21 @@ def kernels_command(
 
 def check_archs_command(
     requested: Annotated[str, typer.Argument(help="As in TORCH_CUDA_ARCH_LIST, e.g. '12.0a;12.1+PTX'.")],
-    found: Annotated[str, typer.Argument(help="A folder or image, or a file with a listing of cuobjdump.")],
+    found: Annotated[
+        str, typer.Argument(help="A library, folder or image, or a listing that cuobjdump printed.")
+    ],
     device: Annotated[str, typer.Option(help="GPU that the code must run on, e.g. 12.1.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Compare requested architectures with those that were compiled, and name each loss."""
     wanted = parse_arch_list(requested)
     path = Path(found)
-    if path.is_file():
-        codes = parse_code_list(path.read_text("utf-8", errors="replace"))
+    if not path.is_file():
+        codes = codes_of(take(found).libraries)
+    elif library := library_of(path):
+        codes = codes_of([library])
     else:
-        codes = codes_of(take(found))
+        codes = parse_code_list(path.read_text("utf-8", errors="replace"))
     checks = check_request(wanted, codes, device)
     _finish(Report(verdict=worst(check.verdict for check in checks), checks=checks), as_json)
 

@@ -92,11 +92,12 @@ def read_elf(span: Span, wanted: Iterable[str] = ()) -> Elf:
         raise MalformedError(f"ELF class {ident[4]} or byte order {ident[5]} does not exist")
     layout = _LAYOUTS[32 * ident[4], "<>"[ident[5] - 1]]
     fields = span.unpack(layout.header, span.start + 16, "ELF header")
-    kind, machine, _, _, _, shoff, flags, _, _, _, shentsize, shnum, names = fields
+    kind, machine, _, _, phoff, shoff, flags, _, phentsize, phnum, shentsize, shnum, names = fields
     if shoff == 0:
         raise MalformedError("no section table, so its device code cannot be found")
     if shentsize != layout.section.size:
         raise MalformedError(f"section table rows of {shentsize} bytes, {layout.section.size} expected")
+    span.within(span.start + phoff, phnum * phentsize, "program headers")
     first = span.unpack(layout.section, span.start + shoff, "section table")
     shnum = shnum or first[5]
     names = first[6] if names == _SHN_XINDEX else names

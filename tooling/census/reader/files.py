@@ -94,6 +94,9 @@ def read_bytes(data: bytes | mmap.mmap, kind: str) -> DeviceCode:
 def _of_elf(span: Span, member: str = "") -> tuple[str, list[Container]]:
     header = elf.read_elf(span, fatbin.SECTIONS)
     if header.machine == elf.EM_CUDA:
+        for section in header.sections:
+            if section.type != elf.SHT_NOBITS:
+                span.within(section.offset, section.size, f"section {section.name}")
         target, flags = cubin_target(span, header)
         size = span.end - span.start
         whole = Entry("sass", target, (0, 0), flags, span.start, 0, size, size, size, "")
