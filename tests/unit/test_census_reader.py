@@ -74,10 +74,10 @@ def test_relocatable_code_left_in_a_library_is_kept_apart():
     assert sections == {".nv_fatbin", "__nv_relfatbin"}
     document = scan(str(DATA))
     [library] = [item for item in document["libraries"] if item["path"] == "left_behind.so"]
-    assert {(item["arch"], item["relocatable"]) for item in library["targets"]} == {
-        ("9.0", False),
-        ("9.0", True),
-        ("12.0", True),
+    assert {(item["arch"], item["place"]) for item in library["targets"]} == {
+        ("9.0", "loadable"),
+        ("9.0", "relocatable"),
+        ("12.0", "relocatable"),
     }
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tooling.census.reader.fatbin import LOADABLE_SECTION, RELOCATABLE_SECTION
+from tooling.census.reader.fatbin import EMBEDDING_SECTIONS, LOADABLE_SECTION, RELOCATABLE_SECTION
 from tooling.census.reader.files import DeviceCode, read_file
 from tooling.census.reader.scan import files_below, is_text_name
 from tooling.census.reader.span import MalformedError
@@ -92,8 +92,8 @@ def find_cuobjdump(given: Path | None = None) -> Path:
 def listing(code: DeviceCode | None) -> Listing:
     """What `cuobjdump --list-elf --list-ptx` counts: name of the target and ending, e.g. `sm_120a.cubin`.
 
-    It looks at relocatable code only where there is no loadable code, and calls family-specific machine code
-    plain.
+    It looks at relocatable code only where there is no loadable code, never at embedded code, and calls
+    family-specific machine code plain.
     """
     if code is None:
         return {}
@@ -102,7 +102,10 @@ def listing(code: DeviceCode | None) -> Listing:
         by_member.setdefault(container.member, set()).add(container.section)
     found: Counter[str] = Counter()
     for container in code.containers:
-        if container.section == RELOCATABLE_SECTION and LOADABLE_SECTION in by_member[container.member]:
+        superseded = (
+            container.section == RELOCATABLE_SECTION and LOADABLE_SECTION in by_member[container.member]
+        )
+        if superseded or container.section in EMBEDDING_SECTIONS:
             continue
         for entry in container.entries:
             name = f"sm_{entry.arch.replace('.', '')}"

@@ -88,9 +88,7 @@ def expand(span: Span, entry: Entry) -> bytes:
     if not entry.compression:
         return stored
     if entry.compression != "zstd":
-        raise MalformedError(
-            f"{entry.compression} compression: compile with -Xfatbin=-compress-mode=size, or with -Xfatbin=-compress=false"
-        )
+        raise MalformedError(f"{entry.compression} compression: compile with -Xfatbin=-compress-mode=size")
     if entry.expanded_size > MAX_EXPANDED:
         raise MalformedError(f"a payload of {entry.expanded_size} bytes, more than {MAX_EXPANDED}")
     try:

@@ -22,7 +22,8 @@ class Target(Record):
         arch: E.g. `12.0a`.
         ptx_isa: Version of the PTX ISA, of PTX only.
         compression: ``, `lz4` or `zstd`.
-        relocatable: Input of the device linker, which the CUDA runtime does not load.
+        place: `loadable` by the CUDA runtime; `embedded` in other data, for the library to load on its own; or
+            `relocatable`, input of the device linker that nothing loads.
         entries: Number of entries.
         stored_bytes: Bytes of their payloads in the file.
     """
@@ -31,7 +32,7 @@ class Target(Record):
     arch: str
     ptx_isa: str = ""
     compression: str = ""
-    relocatable: bool = False
+    place: Literal["loadable", "embedded", "relocatable"] = "loadable"
     entries: int = Field(ge=1)
     stored_bytes: int = Field(ge=0)
 
@@ -81,7 +82,7 @@ class Library(Record):
     def loadable(self) -> tuple[Target, ...]:
         """The code that counts: the device linker's input does in an archive or object, nowhere else."""
         links = self.kind in ("archive", "object")
-        return tuple(target for target in self.targets if links or not target.relocatable)
+        return tuple(target for target in self.targets if links or target.place != "relocatable")
 
     def coverage(self, device: Architecture) -> Coverage:
         """What this library has for a device."""

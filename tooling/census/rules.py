@@ -232,11 +232,16 @@ def describe(library: Library, coverage: Coverage) -> str:
         return f"{coverage.sass_entries} SASS entries, {coverage.ptx_entries} PTX"
     if coverage.service is Service.PTX:
         return f"{coverage.ptx_entries} PTX entries, driver {coverage.least_driver} or newer"
-    archs = sorted(
-        {f"{'PTX ' if target.kind == 'ptx' else ''}{target.arch}" for target in library.loadable()},
-        key=lambda text: (text.startswith("PTX"), version_key(text), text),
-    )
-    return "only " + " ".join(archs) if archs else "no device code that can be loaded"
+    names = arch_names(library)
+    return f"only {' '.join(names)}" if names else "no device code that can be loaded"
+
+
+def arch_names(library: Library) -> tuple[str, ...]:
+    """The targets of a library's loadable code in rising order, PTX last."""
+    found = {
+        (target.kind != "sass", target.kind, parse_architecture(target.arch)) for target in library.loadable()
+    }
+    return tuple(f"{kind.upper()} {arch}" if later else str(arch) for later, kind, arch in sorted(found))
 
 
 def _unexplained(record: CensusRecord, rules: CensusRules, target: Architecture) -> Check:

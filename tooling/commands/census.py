@@ -18,7 +18,7 @@ from tooling.census.build_log import check_build_log
 from tooling.census.compare import compare
 from tooling.census.kernels import Kernel, KernelLimits, check_kernels
 from tooling.census.records import CensusRecord, Service
-from tooling.census.rules import basic_checks, describe, judge, load_rules
+from tooling.census.rules import arch_names, basic_checks, judge, load_rules
 from tooling.census.take import census, census_of_image, library_of
 from tooling.errors import CheckError, InputError
 from tooling.gates.records import Check, Verdict, worst
@@ -221,10 +221,9 @@ def _census_table(record: CensusRecord, devices: Sequence[str]) -> Table:
         for target in targets:
             coverage = library.coverage(target)
             cells.append(Text(coverage.service, _SERVICE_COLOURS[coverage.service]))
-        archs = dict.fromkeys(
-            f"{'PTX ' if code.kind == 'ptx' else ''}{code.arch}" for code in library.loadable()
+        table.add_row(
+            Text(library.path), *cells, Text(", ".join(arch_names(library)) or "none that can be loaded")
         )
-        table.add_row(Text(library.path), *cells, Text(", ".join(archs) or describe(library, coverage)))
     for file in record.unread:
         table.add_row(Text(file.path), *(Text("not read", "red") for _ in targets), Text(file.reason))
     return table

@@ -12,6 +12,7 @@ is held against `cuobjdump` over whole images (`blackwell-stacks bench-census`):
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from tooling.census.reader.span import MalformedError
@@ -27,11 +28,16 @@ LOADABLE_SECTION = ".nv_fatbin"
 #: Input of the device linker. It stays behind in linked libraries, where nothing loads it.
 RELOCATABLE_SECTION = "__nv_relfatbin"
 SECTIONS = (LOADABLE_SECTION, RELOCATABLE_SECTION)
+#: Where NVIDIA's libraries keep containers among other data and load them on their own (cuFFT: .ldata;
+#: cuBLASLt, cuDNN, cuSPARSELt: .cask_resource). `cuobjdump` does not look there.
+EMBEDDING_SECTIONS = (".cask_resource", ".ldata")
 #: More entries than any real library has (the largest seen has 5,424); bounds the work of a hostile file.
 MAX_ENTRIES = 1_000_000
 
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
+#: The first 8 bytes of every container of version 1.
+_PREAMBLE = MAGIC + b"\1\0\x10\0"
 _KINDS = {1: "ptx", 2: "sass"}
 _PADDING_CHUNK = 1 << 20
 
@@ -156,6 +162,25 @@ def read_containers(span: Span, section: str = "", member: str = "") -> Iterator
         budget -= len(entries) + 1
         yield Container(section, member, at, header, size, entries)
         at = body.end
+
+
+def find_containers(span: Span, section: str, member: str = "") -> Iterator[Container]:
+    """The containers that lie among other data, in file order. What only looks like one is passed over."""
+    at = span.start
+    budget = MAX_ENTRIES
+    while (at := span.data.find(_PREAMBLE, at, span.end)) >= 0:
+        size = int.from_bytes(span.data[at + 8 : at + _CONTAINER.size], "little")
+        end = at + _CONTAINER.size + size
+        entries: tuple[Entry, ...] = ()
+        if end <= span.end:
+            with suppress(MalformedError):
+                entries = tuple(
+                    _entries(span.within(at + _CONTAINER.size, size, "fat binary container"), budget)
+                )
+        if entries:
+            budget -= len(entries)
+            yield Container(section, member, at, _CONTAINER.size, size, entries)
+        at = end if entries else at + 8
 
 
 def _skip_padding(span: Span, at: int) -> int:

@@ -92,7 +92,7 @@ def read_bytes(data: bytes | mmap.mmap, kind: str) -> DeviceCode:
 
 
 def _of_elf(span: Span, member: str = "") -> tuple[str, list[Container]]:
-    header = elf.read_elf(span, fatbin.SECTIONS)
+    header = elf.read_elf(span, (*fatbin.SECTIONS, *fatbin.EMBEDDING_SECTIONS))
     if header.machine == elf.EM_CUDA:
         for section in header.sections:
             if section.type != elf.SHT_NOBITS:
@@ -107,11 +107,13 @@ def _of_elf(span: Span, member: str = "") -> tuple[str, list[Container]]:
 
 def _of_host_elf(span: Span, header: elf.Elf, member: str) -> Iterator[Container]:
     for section in header.sections:
-        if section.name in fatbin.SECTIONS and section.size:
-            if section.type == elf.SHT_NOBITS:
-                raise MalformedError(f"section {section.name} was stripped to a size without content")
-            body = span.within(section.offset, section.size, f"section {section.name}")
-            yield from fatbin.read_containers(body, section.name, member)
+        if not section.size:
+            continue
+        if section.type == elf.SHT_NOBITS:
+            raise MalformedError(f"section {section.name} was stripped to a size without content")
+        body = span.within(section.offset, section.size, f"section {section.name}")
+        read = fatbin.read_containers if section.name in fatbin.SECTIONS else fatbin.find_containers
+        yield from read(body, section.name, member)
 
 
 def _of_ptx(span: Span) -> Container:

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tooling.census.reader.fatbin import RELOCATABLE_SECTION
+from tooling.census.reader.fatbin import EMBEDDING_SECTIONS, RELOCATABLE_SECTION
 from tooling.census.reader.files import DeviceCode, read_file
 from tooling.census.reader.span import MalformedError
 
@@ -76,18 +76,22 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+#: What becomes of the code of a section at run time; anything else is loaded by the CUDA runtime.
+_PLACES = {RELOCATABLE_SECTION: "relocatable", **dict.fromkeys(EMBEDDING_SECTIONS, "embedded")}
+
+
 def summary(path: str, code: DeviceCode) -> dict[str, Any]:
     """One file of the document: its targets with number of entries and stored bytes."""
-    count: Counter[tuple[str, str, str, str, bool]] = Counter()
-    stored: Counter[tuple[str, str, str, str, bool]] = Counter()
+    count: Counter[tuple[str, str, str, str, str]] = Counter()
+    stored: Counter[tuple[str, str, str, str, str]] = Counter()
     for container in code.containers:
-        relocatable = container.section == RELOCATABLE_SECTION
+        place = _PLACES.get(container.section, "loadable")
         for entry in container.entries:
             isa = f"{entry.version[0]}.{entry.version[1]}" if entry.kind == "ptx" else ""
-            key = (entry.kind, entry.arch, isa, entry.compression, relocatable)
+            key = (entry.kind, entry.arch, isa, entry.compression, place)
             count[key] += 1
             stored[key] += entry.payload_size
-    names = ("kind", "arch", "ptx_isa", "compression", "relocatable")
+    names = ("kind", "arch", "ptx_isa", "compression", "place")
     return {
         "path": printable(path),
         "kind": code.kind,
