@@ -14,6 +14,7 @@ from tooling.census.reader.span import MalformedError, Span
 
 DATA = Path(__file__).parents[1] / "data" / "census"
 NAMES = (
+    "embedded.so",
     "two_containers.so",
     "left_behind.so",
     "static.a",

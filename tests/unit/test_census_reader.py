@@ -4,16 +4,17 @@ from pathlib import Path
 import pytest
 
 from tooling.census.bench import find_cuobjdump, list_command, listing, parse_listing
+from tooling.census.reader.fatbin import find_containers
 from tooling.census.reader.files import DeviceCode, kind_of, read_bytes, read_file
 from tooling.census.reader.scan import scan
-from tooling.census.reader.span import MalformedError
+from tooling.census.reader.span import MalformedError, Span
 from tooling.runner import run
 
 DATA = Path(__file__).parents[1] / "data" / "census"
 WITH_CODE = sorted(
     path
     for path in DATA.iterdir()
-    if path.suffix in (".so", ".a", ".fatbin", ".cubin") and path.stem != "host_only"
+    if path.suffix in (".so", ".a", ".fatbin", ".cubin") and path.stem not in ("host_only", "embedded")
 )
 
 
@@ -79,6 +80,22 @@ def test_relocatable_code_left_in_a_library_is_kept_apart():
         ("9.0", "relocatable"),
         ("12.0", "relocatable"),
     }
+
+
+def test_code_among_other_data_is_found_where_cuobjdump_sees_none():
+    code = read("embedded.so")
+    assert {container.section for container in code.containers} == {".cask_resource"}
+    assert sorted(targets(code)) == [("ptx", "12.0a"), ("sass", "12.0")]
+    assert listing(code) == {}
+    [library] = [item for item in scan(str(DATA))["libraries"] if item["path"] == "embedded.so"]
+    assert {item["place"] for item in library["targets"]} == {"embedded"}
+
+
+def test_what_only_looks_like_a_container_among_other_data_is_passed_over():
+    fake = b"\x50\xed\x55\xba\x01\x00\x10\x00"
+    real = (DATA / "plain.fatbin").read_bytes()
+    data = fake + b"\xff" * 8 + real + fake + bytes(8) + fake[:6]
+    assert [container.offset for container in find_containers(Span(data), ".ldata")] == [16]
 
 
 def test_archive_members_are_named_also_when_the_name_is_long():
@@ -159,6 +176,22 @@ def test_the_scan_lists_what_it_cannot_read(tmp_path: Path):
     assert unread["path"] == "cut.so"
     assert "cut off" in unread["reason"] or "outside" in unread["reason"]
     assert document["files_seen"] == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs", b"MZ\x90\0", bytes(64)])
+@pytest.mark.parametrize("name", ["libx.so", "libx.so.1.2", "libx.a", "x.cubin"])
+def test_a_file_named_like_a_library_that_is_none_is_listed(tmp_path: Path, name: str, content: bytes):
+    (tmp_path / name).write_bytes(content)
+    [unread] = scan(str(tmp_path))["unread"]
+    assert unread["path"] == name
+    assert "named like a library" in unread["reason"]
+
+
+def test_a_linker_script_is_no_library(tmp_path: Path):
+    (tmp_path / "libm.so").write_text("/* GNU ld script */\nGROUP ( /lib/libm.so.6 )\n")
+    (tmp_path / "libncurses.so").write_text("INPUT(libncurses.so.6 -ltinfo)\n")
+    document = scan(str(tmp_path))
+    assert document["libraries"] == document["unread"] == []
 
 
 def test_the_scan_never_follows_a_link_nor_opens_a_pipe(tmp_path: Path):

@@ -8,14 +8,14 @@ import tarfile
 import tempfile
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import docker
 import docker.errors
 from pydantic import ValidationError
 
-from tooling.census.reader.files import kind_of, read_file
-from tooling.census.reader.scan import is_text_name, printable, scan, summary
+from tooling.census.reader.files import DeviceCode, kind_of, read_file
+from tooling.census.reader.scan import FORMAT, is_text_name, printable, scan, summary
 from tooling.census.reader.span import MalformedError
 from tooling.census.records import CensusRecord, Library
 from tooling.errors import CheckError, EngineError, InputError
@@ -228,33 +228,36 @@ def scan_tar(tar: tarfile.TarFile) -> dict[str, Any]:
     seen = 0
     for member in tar:
         path = member.name.removeprefix("./")
+        seen += member.isreg() or member.islnk()
         if member.islnk():
             _same_file(path, member.linkname.removeprefix("./"), libraries, unread)
-        if not member.isreg() and not member.islnk():
-            continue
-        seen += 1
-        content = None if member.islnk() or is_text_name(path) else tar.extractfile(member)
-        magic = content.read(_MAGIC_SIZE) if content else b""
-        if content is None or kind_of(magic, path) is None:
-            continue
-        with tempfile.NamedTemporaryFile(prefix="census-", suffix=Path(path).suffix) as copy:
-            copy.write(magic)
-            while piece := content.read(_PIECE):
-                copy.write(piece)
-            copy.flush()
+        elif member.isreg() and not is_text_name(path) and (content := tar.extractfile(member)):
             try:
-                code = read_file(copy.name)
+                code = _from_stream(content, path)
             except MalformedError as problem:
                 unread[path] = {"path": printable(path), "reason": str(problem)}
             else:
                 if code is not None:
                     libraries[path] = summary(path, code)
     return {
-        "format": 1,
+        "format": FORMAT,
         "files_seen": seen,
         "libraries": list(libraries.values()),
         "unread": list(unread.values()),
     }
+
+
+def _from_stream(content: IO[bytes], path: str) -> DeviceCode | None:
+    """The device code of a file that can only be read forwards: a copy is made, read and removed."""
+    magic = content.read(_MAGIC_SIZE)
+    if kind_of(magic, path) is None:
+        return None
+    with tempfile.NamedTemporaryFile(prefix="census-", suffix=Path(path).suffix) as copy:
+        copy.write(magic)
+        while piece := content.read(_PIECE):
+            copy.write(piece)
+        copy.flush()
+        return read_file(copy.name)
 
 
 def _same_file(path: str, first: str, *results: dict[str, dict[str, Any]]) -> None:

@@ -69,6 +69,9 @@ def _linked(folder: Path, adds: Path) -> None:
     )
     (folder / "host.c").write_text("int host(void) { return 1; }\n")
     run(*link_shared, "-fPIC", folder / "host.c", "-o", HERE / "host_only.so")
+    resource = folder / "resource"
+    resource.write_bytes(b"a table of its own" + (HERE / "plain.fatbin").read_bytes() + b"and more data")
+    run("objcopy", f"--add-section=.cask_resource={resource}", HERE / "host_only.so", HERE / "embedded.so")
 
 
 def _old_layout(folder: Path, ptxas: str) -> None:

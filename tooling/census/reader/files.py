@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAGIC_SIZE = 8
+_LIBRARY_NAME = re.compile(r"\.(?:so(?:\.\d+)*|a|cubin|fatbin)$")
+#: A `.so` can also be a text for the linker that names the real one.
+_LINKER_SCRIPTS = (b"/*", b"INPUT", b"GROUP", b"OUTPUT_")
 _PTX_HEAD = 1 << 16
 _PTX_VERSION = re.compile(rb"^\s*\.version\s+(\d+)\.(\d+)", re.MULTILINE)
 _PTX_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d+)([af]?)\b", re.MULTILINE)
@@ -41,7 +44,7 @@ def read_file(path: str | os.PathLike[str]) -> DeviceCode | None:
     """The device code of a file, or None when its first bytes say that it is something else.
 
     Raises:
-        MalformedError: It begins like a file that carries device code and then is not one.
+        MalformedError: Its name or its first bytes promise device code, and then it is not such a file.
         OSError: It cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -50,6 +53,8 @@ def read_file(path: str | os.PathLike[str]) -> DeviceCode | None:
         kind = kind_of(magic, os.fspath(path))
         if kind is None:
             return None
+        if not magic:
+            raise MalformedError("it is empty")
         with contextlib.closing(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) as data:
             return read_bytes(data, kind)
     finally:
@@ -57,14 +62,31 @@ def read_file(path: str | os.PathLike[str]) -> DeviceCode | None:
 
 
 def kind_of(magic: bytes, name: str = "") -> str | None:
-    """`elf`, `fatbin`, `archive` or `ptx`; None for anything else. PTX is text and goes by its name."""
+    """What a file is by its first bytes and, for PTX, which is text, by its name.
+
+    Args:
+        magic: The first 8 bytes, fewer when the file is shorter.
+        name: Its path.
+
+    Returns:
+        `elf`, `fatbin`, `archive` or `ptx`; None for anything else.
+
+    Raises:
+        MalformedError: The name is that of a library and the bytes are not: empty, a placeholder, damaged.
+    """
     if magic.startswith(elf.MAGIC):
         return "elf"
     if magic.startswith(fatbin.MAGIC):
         return "fatbin"
     if magic in (archive.MAGIC, archive.THIN_MAGIC):
         return "archive"
-    return "ptx" if name.endswith(".ptx") and magic else None
+    if name.endswith(".ptx"):
+        return "ptx"
+    if _LIBRARY_NAME.search(name) and not magic.startswith(_LINKER_SCRIPTS):
+        raise MalformedError(
+            f"named like a library, but {f'it begins with {magic!r}' if magic else 'it is empty'}"
+        )
+    return None
 
 
 def read_bytes(data: bytes | mmap.mmap, kind: str) -> DeviceCode:
