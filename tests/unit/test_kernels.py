@@ -69,6 +69,15 @@ def test_kernels_that_are_meant_to_be_empty_pass():
     )
 
 
+def test_the_kernel_that_cub_leaves_empty_on_purpose_passes(tmp_path: Path):
+    data = (DATA / "kernels_120a.cubin").read_bytes()
+    assert b"emptied_by_a_guard" in data
+    path = tmp_path / "cub.cubin"
+    path.write_bytes(data.replace(b"emptied_by_a_guard", b"my_EmptyKernelIvEv"))
+    found = checks(path)["kernels-not-empty"]
+    assert [line.partition(":")[0] for line in found.details] == ["only_dependent_launch", "only_traps"]
+
+
 def test_a_kernel_without_exit_fails():
     found = checks(DATA / "kernels_120a.cubin")["kernels-can-end"]
     assert found.verdict is Verdict.FAIL
