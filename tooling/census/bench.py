@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import statistics
@@ -10,7 +11,7 @@ import sysconfig
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tooling.census.reader.fatbin import EMBEDDING_SECTIONS, LOADABLE_SECTION, RELOCATABLE_SECTION
 from tooling.census.reader.files import DeviceCode, read_file
@@ -54,6 +55,8 @@ class Benchmark(Record):
         census_median_s: Median of the passes.
         cuobjdump_median_s: Likewise.
         ratio: cuobjdump's median over ours.
+        census_cpu_s: Median processor time of a pass, which a busy machine changes less than the wall clock.
+        cuobjdump_cpu_s: Likewise, with that of its processes.
         differences: Empty when the answers are the same.
     """
 
@@ -66,6 +69,8 @@ class Benchmark(Record):
     census_median_s: float
     cuobjdump_median_s: float
     ratio: float
+    census_cpu_s: float
+    cuobjdump_cpu_s: float
     differences: tuple[Difference, ...]
 
 
@@ -133,13 +138,21 @@ def _cuobjdump(cuobjdump: Path, path: Path, *flags: str) -> str:
     return done.stdout
 
 
-def _seconds(passes: int, work: Callable[[], object]) -> tuple[float, ...]:
-    times = []
+class _Times(NamedTuple):
+    """Wall clock and processor seconds of each pass; the latter with those of child processes."""
+
+    wall: tuple[float, ...]
+    cpu: tuple[float, ...]
+
+
+def _timed(passes: int, work: Callable[[], object]) -> _Times:
+    wall, cpu = [], []
     for _ in range(passes):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), sum(os.times()[:4])
         work()
-        times.append(round(time.perf_counter() - start, 4))
-    return tuple(times)
+        wall.append(round(time.perf_counter() - start, 4))
+        cpu.append(round(sum(os.times()[:4]) - used, 4))
+    return _Times(tuple(wall), tuple(cpu))
 
 
 def comparable_files(root: Path) -> list[Path]:
@@ -180,18 +193,20 @@ def benchmark(root: Path, cuobjdump: Path, passes: int, say: Callable[[str], Non
         raise CheckError(f"none of {len(files)} files has device code: nothing to compare", where=str(root))
     say(f"{len(files)} files, {with_code} with device code; cuobjdump goes over them {passes + 1} times")
     differences = _differences(root, cuobjdump, counted)
-    theirs = _seconds(passes, lambda: [_cuobjdump(cuobjdump, path, "--list-elf") for path in files])
-    ours = _seconds(3 * passes, lambda: [_census(path) for path in files])
+    theirs = _timed(passes, lambda: [_cuobjdump(cuobjdump, path, "--list-elf") for path in files])
+    ours = _timed(3 * passes, lambda: [_census(path) for path in files])
     return Benchmark(
         root=str(root),
         files=len(files),
         total_bytes=sum(path.stat().st_size for path in files),
         with_device_code=with_code,
-        census_s=ours,
-        cuobjdump_s=theirs,
-        census_median_s=statistics.median(ours),
-        cuobjdump_median_s=statistics.median(theirs),
-        ratio=round(statistics.median(theirs) / statistics.median(ours), 1),
+        census_s=ours.wall,
+        cuobjdump_s=theirs.wall,
+        census_median_s=statistics.median(ours.wall),
+        cuobjdump_median_s=statistics.median(theirs.wall),
+        ratio=round(statistics.median(theirs.wall) / statistics.median(ours.wall), 1),
+        census_cpu_s=statistics.median(ours.cpu),
+        cuobjdump_cpu_s=statistics.median(theirs.cpu),
         differences=tuple(differences),
     )
 
@@ -217,8 +232,16 @@ def _words(found: Listing | str) -> str:
 def render(result: Benchmark) -> Iterable[Sequence[str]]:
     """The rows of the table."""
     return [
-        ("cuobjdump --list-elf", f"{result.cuobjdump_median_s:.2f} s", f"{len(result.cuobjdump_s)} passes"),
-        ("census", f"{result.census_median_s:.3f} s", f"{len(result.census_s)} passes"),
+        (
+            "cuobjdump --list-elf",
+            f"{result.cuobjdump_median_s:.2f} s, {result.cuobjdump_cpu_s:.2f} s of processor",
+            f"{len(result.cuobjdump_s)} passes",
+        ),
+        (
+            "census",
+            f"{result.census_median_s:.3f} s, {result.census_cpu_s:.3f} s of processor",
+            f"{len(result.census_s)} passes",
+        ),
         ("ratio", f"{result.ratio:.0f}x", f"{result.files} files, {result.total_bytes / 1e9:.2f} GB"),
         ("differences", str(len(result.differences)), f"{result.with_device_code} files with device code"),
     ]
