@@ -143,3 +143,15 @@ def _lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session(default=False)
+def census(session: nox.Session) -> None:
+    """List the device code of an image or folder by architecture: nox -s census -- IMAGE|DIR."""
+    _toolkit(session, "census")
+
+
+@nox.session(name="bench-census", default=False)
+def bench_census(session: nox.Session) -> None:
+    """Time the census against cuobjdump and compare the answers: nox -s bench-census -- DIR."""
+    _toolkit(session, "bench-census")
