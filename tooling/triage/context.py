@@ -34,8 +34,8 @@ class Detector(Protocol):
 class Tracebacks:
     """Python tracebacks: the exception that ends one, or that its end is missing.
 
-    A traceback that was closed is reported by its last line as `unrecognised-exception`; the caller drops that if a
-    signature knows the line.
+    A traceback that was closed is reported by its last line as `unrecognised-exception`; the caller drops that
+    if a signature knows the line.
     """
 
     #: Lines of other processes that may come between the lines of a traceback.
@@ -75,8 +75,8 @@ class Tracebacks:
 class TargetLoadedAsDraft:
     """A rank loads one and the same class twice although a draft of another class was asked for.
 
-    EAGLE-3 drafts have a class of their own. Drafts of the STANDALONE algorithm may share the target's class, and
-    MTP layers live in the target's checkpoint, so neither is judged here.
+    EAGLE-3 drafts have a class of their own. Drafts of the STANDALONE algorithm may share the target's class,
+    and MTP layers live in the target's checkpoint, so neither is judged here.
     """
 
     _ALGORITHM = re.compile(r"speculative[-_]algorithm['\"]?[ =:]{1,3}['\"]?(?P<name>EAGLE3)\b")
@@ -120,7 +120,7 @@ class TargetLoadedAsDraft:
 
 
 class StalledRequests:
-    """Requests wait, none runs and no token comes, by the engine's own periodic figures, to the end of the log."""
+    """Requests wait, none runs, no token comes: by the engine's own figures, to the end of the log."""
 
     _RUNNING = re.compile(r"(?:Running|#running-req): (?P<running>\d+)")
     _WAITING = re.compile(r"(?:Waiting|#queue-req): (?P<waiting>\d+)")

@@ -44,8 +44,8 @@ class Diagnosis:
 def diagnose(seen: Seen, signatures: Mapping[str, Signature]) -> Diagnosis:
     """Choose the root cause.
 
-    A cause that fails the boot comes before one that only may; among equals the first line wins; a cause that another
-    one explains is a consequence. Symptoms are named only when nothing explains them.
+    A cause that fails the boot comes before one that only may; among equals the first line wins; a cause that
+    another one explains is a consequence. Symptoms are named only when nothing explains them.
     """
     findings = tuple(_weighed(finding, seen, signatures) for finding in seen.findings)
     symptoms = [f for f in findings if f.role is Role.SYMPTOM and f.outcome in _FATAL]

@@ -256,6 +256,7 @@ def _note_into(
         feature=signature.feature,
         effect=signature.effect,
         ranks=(line.rank,) if line.rank else (),
+        hopeless=signature.hopeless,
     )
     return findings[key]
 

@@ -56,6 +56,7 @@ class Finding(Record):
         feature: Feature that it concerns, or empty.
         effect: What it proves about the feature.
         ranks: Worker ranks that printed it, e.g. `TP0`.
+        hopeless: The engine neither goes on nor exits after it.
     """
 
     signature: str
@@ -70,6 +71,7 @@ class Finding(Record):
     feature: str = ""
     effect: Effect = Effect.NONE
     ranks: tuple[str, ...] = ()
+    hopeless: bool = False
 
 
 class TriageReport(Record):

@@ -1,4 +1,4 @@
-"""Log signatures: data files of what engines print, what it means and what to do; checked when they are loaded."""
+"""Log signatures: data files of what engines print, what it means, what to do; checked when loaded."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def fill(template: str, values: dict[str, str]) -> str:
     """
     level = values.get("cuda_level", "")
     if level.isdigit():
-        # cudaDriverGetVersion: 1000 * major + 10 * minor
+        # The driver counts 1000 for a major and 10 for a minor version.
         values = {**values, "cuda": f"{int(level) // 1000}.{int(level) % 1000 // 10}"}
     known = {name: values.get(name) or "" for name in fields_of(template)}
 
