@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -25,6 +26,8 @@ for module in COMMAND_MODULES:
 
 def main() -> None:
     """Run one command; a known failure is one message and an exit code, never a traceback."""
+    # A request to end is an interruption: what was started is stopped on the way out.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(standalone_mode=True)
     except ToolkitError as error:

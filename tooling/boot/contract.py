@@ -15,7 +15,7 @@ LABEL_STACK, LABEL_IMAGE, LABEL_BOOT = f"{LABEL}.stack", f"{LABEL}.image", f"{LA
 LOOPBACK = "127.0.0.1"
 
 
-class ModelMount(Record):
+class Mount(Record):
     """A directory or file of the host that the engine may read."""
 
     source: str
@@ -30,6 +30,7 @@ class RunContract(Record):
         entrypoint: Replaces the image's own one, if given.
         environment: Variables on top of the image's; never secrets, they are shown in records.
         models: Model files, mounted read-only.
+        mounts: Other files, mounted read-only.
         port: Port that the engine listens on inside the container.
         gpus: `all`, device ids, or none at all.
         ipc_host: Share the host's /dev/shm.
@@ -42,7 +43,8 @@ class RunContract(Record):
     command: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] | None = None
     environment: dict[str, str] = Field(default_factory=dict)
-    models: tuple[ModelMount, ...] = ()
+    models: tuple[Mount, ...] = ()
+    mounts: tuple[Mount, ...] = ()
     port: int = Field(default=30000, ge=1, le=65535)
     gpus: tuple[str, ...] | str = ()
     ipc_host: bool = False
@@ -74,7 +76,9 @@ def container_options(
         "labels": {LABEL_STACK: stack, LABEL_IMAGE: image_id, LABEL_BOOT: boot_id},
         "environment": dict(contract.environment),
         "ports": {f"{contract.port}/tcp": (LOOPBACK, host_port)},
-        "volumes": {mount.source: {"bind": mount.target, "mode": "ro"} for mount in contract.models},
+        "volumes": {
+            mount.source: {"bind": mount.target, "mode": "ro"} for mount in (*contract.models, *contract.mounts)
+        },
         "restart_policy": {"Name": "no"},
         "init": True,
         "detach": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tooling.boot.contract import ModelMount, RunContract
+from tooling.boot.contract import Mount, RunContract
 
 #: Where the stub modules are mounted; first on PYTHONPATH, so that they hide the image's own.
 STUBS_TARGET = "/run/blackwell-stacks/stubs"
@@ -81,7 +81,7 @@ def dry_boot_contract(
         update={
             "command": (*command, *_ARGUMENTS[engine]),
             "environment": environment,
-            "models": (*contract.models, ModelMount(source=str(STUBS), target=STUBS_TARGET)),
+            "mounts": (*contract.mounts, Mount(source=str(STUBS), target=STUBS_TARGET)),
             "gpus": (),
             "memlock_unlimited": False,
         }

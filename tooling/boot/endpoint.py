@@ -98,14 +98,17 @@ class Endpoint:
         """Whether `report` can say anything."""
         return self._follower is not None
 
-    def check(self) -> Answer:
+    def check(self, *, answer_s: float | None = None) -> Answer:
         """Make sure that this same boot still lives and answers.
+
+        Args:
+            answer_s: Seconds for the answer; as long as for the first one if None.
 
         Raises:
             BootError: It ended, was restarted, or answers no more.
         """
         self.check_alive()
-        seen = probe(self.url, model=self.model, answer_s=self._patience.answer_s)
+        seen = probe(self.url, model=self.model, answer_s=answer_s or self._patience.answer_s)
         if seen.state is ProbeState.READY and seen.answer is not None:
             return seen.answer
         self.check_alive()

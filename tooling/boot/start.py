@@ -22,6 +22,7 @@ from tooling.boot.contract import LOOPBACK, RunContract, container_options
 from tooling.boot.endpoint import BootFacts, Endpoint, release, tell
 from tooling.boot.failure import BootError, Reason
 from tooling.boot.follower import LogFollower
+from tooling.boot.platforms import check_architecture, check_command
 from tooling.boot.readiness import Patience
 from tooling.boot.waiting import wait_ready
 from tooling.console import say
@@ -72,6 +73,10 @@ def boot(
     host_architecture = str(client.version()["Arch"])
     image_architecture = str(found.attrs.get("Architecture") or host_architecture)
     check_architecture(image, image_architecture, host_architecture)
+    entry_point = contract.entrypoint
+    if entry_point is None:
+        entry_point = tuple(found.attrs["Config"].get("Entrypoint") or ())
+    check_command(entry_point, contract.command)
     check_models(contract)
     if host_port is not None:
         check_port(host_port)
@@ -126,20 +131,6 @@ def boot(
         answer=ready.answer,
     )
     return Endpoint(facts, patience=patience, watch=watch, follower=follower)
-
-
-def check_architecture(image: str, of_image: str, of_host: str) -> None:
-    """Refuse an image of another architecture before it is started.
-
-    Raises:
-        BootError: They differ.
-    """
-    if of_image != of_host:
-        raise BootError(
-            f"image {image} is built for {of_image} and this host is {of_host}",
-            fix="build or pull the image for the host's architecture; a restart would fail the same way",
-            reason=Reason.WRONG_ARCHITECTURE,
-        )
 
 
 def check_models(contract: RunContract) -> None:

@@ -63,7 +63,7 @@ def wait_ready(
         if said_ready and last.state is ProbeState.CLOSED and now - said_ready > patience.listen_s:
             raise _failure(
                 Reason.NEVER_LISTENED,
-                f"the engine said {now - said_ready:.0f} s ago that it is ready, and nobody listens ({last.seen})",
+                f"the engine said {now - said_ready:.0f} s ago that it is ready; nobody listens ({last.seen})",
                 url,
                 follower,
             )
@@ -96,7 +96,7 @@ def _raise_if_hopeless(follower: LogFollower | None) -> None:
 
 _FIXES = {
     Reason.EMPTY_ANSWER: (
-        "HTTP 200 without text is how NaN looks from outside; ask for logprobs with the correctness gate's probes"
+        "HTTP 200 without text is how NaN looks from outside; ask for logprobs (correctness gate)"
     ),
     Reason.NEVER_LISTENED: (
         "compare the engine's host and port arguments with the port of the run contract; "

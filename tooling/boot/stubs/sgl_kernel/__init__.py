@@ -31,10 +31,11 @@ class StubbedOperation:
         return StubbedOperation(f"{self._name}.{name}")
 
     def __call__(self, *_arguments: Any, **_options: Any) -> NoReturn:
+        """Refuse, with the name of the operation."""
         raise NotImplementedError(f"{self._name} is stubbed in a dry boot; it needs the GPU")
 
     def __or__(self, other: Any) -> Self:
-        """Type unions in signatures are evaluated at import."""
+        # Type unions in signatures are evaluated at import.
         return self
 
     __ror__ = __or__
