@@ -17,7 +17,7 @@ _LEFT_OUT = {
 }  # fmt: skip
 #: Compiled modules that bring large libraries with them.
 _COMPILED_LEFT_OUT = re.compile(
-    r"(_tkinter|_decimal|unicodedata|_sqlite3|_curses|readline|nis|_g?dbm|_crypt|_ssl|_hashlib|_ctypes|_codecs_|"
+    r"(_tkinter|_decimal|_sqlite3|_curses|readline|nis|_g?dbm|_crypt|_ssl|_hashlib|_ctypes|_codecs_|"
     r"_test|_xx|xx|_lzma|_bz2|_asyncio|_zoneinfo|ossaudiodev)"
 )
 PYTHON = "/python/bin/python3"

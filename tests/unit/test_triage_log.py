@@ -1,5 +1,6 @@
 """Logs of the field and their kinds: the root cause, not the loudest line."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -60,20 +61,29 @@ SIGQUIT = "Received sigquit from a child process. It usually means the child fai
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda-out-of-memory"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda-out-of-memory"),
         ("torch.AcceleratorError: CUDA error: out of memory", "cuda-out-of-memory"),
-        ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0, please update", "driver-too-old"),
+        ("requirement error: unsatisfied condition: cuda>=13.0, please update", "driver-too-old"),
         ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", "driver-too-old"),
-        ("Error 803: system has unsupported display driver / cuda driver combination", "driver-library-mismatch"),
+        (
+            "Error 803: system has unsupported display driver / cuda driver combination",
+            "driver-library-mismatch",
+        ),
         ("Error 804: forward compatibility was attempted on non supported HW", "compat-library-injected"),
         ("CUDA driver error: device kernel image is invalid", "no-kernel-image"),
         ("ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'", "ptxas-too-old"),
         ("ImportError: libcudart.so.12: cannot open shared object file: No such file", "cuda-library-missing"),
-        ("ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by x)", "symbol-missing"),
+        (
+            "ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by x)",
+            "symbol-missing",
+        ),
         ("OSError: [Errno 98] Address already in use", "port-in-use"),
         ("OSError: [Errno 28] No space left on device: '/root/.cache'", "disk-full"),
         ("PermissionError: [Errno 13] Permission denied: '/models'", "permission-denied"),
-        ("huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot", "hub-offline"),
+        (
+            "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot",
+            "hub-offline",
+        ),
         ("huggingface_hub.errors.GatedRepoError: 403 Client Error.", "hub-gated"),
         ("huggingface_hub.errors.RevisionNotFoundError: 404 Client Error.", "hub-not-found"),
         ("ValueError: Tokenizer class X does not exist or is not currently imported.", "tokenizer-broken"),
@@ -81,13 +91,19 @@ SIGQUIT = "Received sigquit from a child process. It usually means the child fai
         ("ValueError: Unknown quantization method: nvfp9.", "quantisation-unsupported"),
         ("ValueError: The 'fa3' backend is not supported on Blackwell GPUs", "attention-unsupported"),
         ("RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (9, 10)", "cudnn-mismatch"),
-        ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376", "shared-memory-tile"),
-        ("RuntimeError: No supported CUDA architectures found for major versions [9, 10].", "no-supported-arch"),
+        (
+            "OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376",
+            "shared-memory-tile",
+        ),
+        (
+            "RuntimeError: No supported CUDA architectures found for major versions [9, 10].",
+            "no-supported-arch",
+        ),
         ("ValueError: FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs.", "fusion-arch-gate"),
         ("safetensors_rust.SafetensorError: Error while deserializing header", "weights-damaged"),
         ("sglang serve: error: unrecognized arguments: --enable-flashinfer-mla", "unrecognised-argument"),
     ],
-)  # fmt: skip
+)
 def test_the_kinds_of_causes_behind_one_symptom(line: str, cause: str):
     lines = [
         "[2026-11-29 17:48:00 TP0] Scheduler hit an exception: Traceback (most recent call last):",
@@ -198,13 +214,12 @@ def test_two_ranks_that_load_one_class_are_not_a_draft():
     assert "eagle3-target-as-draft" not in ids(triage(ranks))
     twice = [args, f"[2026-01-01 00:00:00 TP0] {load}", f"[2026-01-01 00:00:09 TP0] {load}"]
     assert "eagle3-target-as-draft" in ids(triage(twice))
-    with_draft = [
-        "server_args=ServerArgs(model_path='/m', speculative_algorithm='EAGLE3', speculative_draft_model_path='/d')"
-    ]
+    given = (
+        "server_args=ServerArgs(model_path='/m', speculative_algorithm='EAGLE3', speculative_draft_model_path="
+    )
+    with_draft = [given + "'/d')"]
     assert "eagle3-target-as-draft" not in ids(triage(with_draft + twice[1:]))
-    resolved = [
-        "server_args=ServerArgs(model_path='/m', speculative_algorithm='EAGLE3', speculative_draft_model_path='/m')"
-    ]
+    resolved = [given + "'/m')"]
     assert "eagle3-target-as-draft" in ids(triage(resolved + twice[1:]))
     assert "eagle3-target-as-draft" not in ids(triage(twice[1:]))
 
@@ -269,7 +284,7 @@ def test_a_live_reader_tells_what_is_hopeless_at_its_line():
 
 
 def test_one_endless_line_costs_no_memory():
-    def endless():
+    def endless() -> Iterator[bytes]:
         yield b"CUDA out of memory "
         for _ in range(2000):
             yield b"x" * 65536
