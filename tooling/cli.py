@@ -24,11 +24,6 @@ for module in COMMAND_MODULES:
     module.register(app)
 
 
-@app.callback()
-def front_door() -> None:
-    """Build, prove, release, deploy and roll back NVIDIA Blackwell inference stacks."""
-
-
 def main() -> None:
     """Run one command; a known failure is one message and an exit code, never a traceback."""
     # A request to end is an interruption: what was started is stopped on the way out.

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tooling.boot import BootError, Mount, Reason, RunContract, dry_boot_contract
+from tooling.boot import (
+    BootError,
+    Mount,
+    Reason,
+    RunContract,
+    dry_boot_contract,
+    serve_arguments,
+    stack_contract,
+)
 from tooling.boot.arguments import (
     changed_arguments,
     check_arguments,
@@ -24,6 +32,7 @@ from tooling.boot.platforms import check_command, check_platforms
 from tooling.boot.start import check_models
 from tooling.boot.state import ContainerState, has_crashed_again, parse_state
 from tooling.errors import CheckError, InputError
+from tooling.stack.loading import parse_stack
 from tooling.triage import triage
 
 CONTRACT = RunContract(
@@ -45,7 +54,6 @@ def test_the_options_of_a_container_are_exactly_these():
         "ports": {"30000/tcp": ("127.0.0.1", None)},
         "volumes": {"/m": {"bind": "/models/m", "mode": "ro"}},
         "restart_policy": {"Name": "no"},
-        "init": True,
         "detach": True,
         "device_requests": [{"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]]}],
     }
@@ -59,16 +67,43 @@ def test_limits_are_set_only_when_asked_for():
         shm_bytes=1,
         memory_bytes=2,
         memlock_unlimited=True,
+        init=True,
         network="n",
     )
     options = container_options(told, image_id="i", stack="s", boot_id="b", host_port=8000)
     assert options["entrypoint"] == ["/p"]
+    assert options["init"] is True
     assert options["device_requests"][0]["DeviceIDs"] == ["0", "2"]
     assert options["device_requests"][0]["Count"] == 0
     assert (options["ipc_mode"], options["shm_size"], options["network"]) == ("host", 1, "n")
     assert options["mem_limit"] == options["memswap_limit"] == 2
     assert options["ulimits"] == [{"Name": "memlock", "Soft": -1, "Hard": -1}]
     assert options["ports"] == {"30000/tcp": ("127.0.0.1", 8000)}
+
+
+STACK = """
+name: x
+description: A stack for this test only.
+platform: {architecture: x86_64, glibc: "2.36", python: "3.11"}
+engine: {name: sglang, package: sglang, version: 0.5.23}
+base: {bootstrap: {suite: bookworm, packages: [python3.11]}}
+layers: [{name: engine}]
+serve:
+  command: [python, -m, sglang.launch_server]
+  port: 30000
+  arguments: {model-path: /m, tp: 4, enable-metrics: true, x: false}
+budget: {build_disk_gb: 1}
+"""
+
+
+def test_a_stack_gives_the_contract_of_its_image():
+    stack = parse_stack(STACK, Path("x.yaml"))
+    assert serve_arguments(stack, ["--tp=2"]) == ("--model-path", "/m", "--enable-metrics", "--tp=2")
+    told = stack_contract(stack, extra=["--model-path", "/n"], gpus="all")
+    assert told.command[:3] == ("python", "-m", "sglang.launch_server")
+    assert told.command[-2:] == ("--model-path", "/n")
+    assert (told.port, told.shm_bytes, told.memlock_unlimited) == (30000, 16 << 30, True)
+    assert stack_contract(stack).shm_bytes is None
 
 
 def state(**more: object) -> ContainerState:

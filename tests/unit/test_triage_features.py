@@ -48,7 +48,7 @@ def test_the_fusion_flag_that_is_accepted_and_turned_into_auto_is_not_known_to_w
 
 
 def test_a_fusion_that_the_preflight_skipped_is_disabled_whatever_the_server_reports():
-    line = "FlashInfer workspace preflight: cuMemCreate probe failed on at least one rank. Skipping allreduce fusion"
+    line = "FlashInfer workspace preflight: cuMemCreate probe failed on at least one rank. Skipping it."
     found = row([line], FUSION)
     assert found.state is FeatureState.DISABLED
     assert "log line 3" in found.reason

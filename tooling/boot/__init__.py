@@ -1,7 +1,7 @@
 """Boot an image as a container, know at once when it fails, and believe it ready only when it answers."""
 
 from tooling.boot.attach import attach
-from tooling.boot.contract import Mount, RunContract
+from tooling.boot.contract import Mount, RunContract, serve_arguments, stack_contract
 from tooling.boot.dry_boot import dry_boot_contract
 from tooling.boot.endpoint import BootFacts, Endpoint
 from tooling.boot.failure import BootError, Reason
@@ -20,4 +20,6 @@ __all__ = [
     "attach",
     "boot",
     "dry_boot_contract",
+    "serve_arguments",
+    "stack_contract",
 ]

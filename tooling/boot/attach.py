@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 
 import docker.errors
 
-from tooling.boot.container import ContainerWatch, bytes_of, connect
+from tooling.boot.container import ContainerWatch, bytes_of
 from tooling.boot.endpoint import BootFacts, Endpoint, release, tell
 from tooling.boot.failure import BootError, Reason
 from tooling.boot.follower import FileTail, LogFollower
 from tooling.boot.readiness import Patience
 from tooling.boot.waiting import wait_ready
 from tooling.console import say
+from tooling.dockerhost.daemon import connect
 from tooling.errors import InputError
 from tooling.records import now
 from tooling.triage import LogTriage

@@ -12,7 +12,6 @@ import requests
 
 from tooling.boot.failure import BootError, Reason, explain_end, reason_of
 from tooling.boot.state import ContainerState, has_crashed_again, parse_state
-from tooling.errors import EngineError
 from tooling.triage import triage
 
 if TYPE_CHECKING:
@@ -27,22 +26,6 @@ if TYPE_CHECKING:
 _LAST_LINES_S = 3.0
 #: Seconds between two looks at Docker's out-of-memory events.
 _OOM_LOOK_S = 1.0
-
-
-def connect() -> docker.DockerClient:
-    """A client of the Docker Engine of this environment.
-
-    Raises:
-        EngineError: It does not answer.
-    """
-    try:
-        client = docker.from_env(version="auto", timeout=60)
-        client.ping()
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        raise EngineError(
-            f"the Docker Engine does not answer: {error}", fix="start it, or set DOCKER_HOST"
-        ) from error
-    return client
 
 
 def find_image(client: docker.DockerClient, reference: str) -> Image:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from tooling.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tooling.stack.model import Stack
 
 #: Labels of containers that the toolkit makes.
 LABEL = "blackwell-stacks"
@@ -37,6 +42,7 @@ class RunContract(Record):
         shm_bytes: Size of the container's own /dev/shm.
         memory_bytes: Limit of memory, or none.
         memlock_unlimited: NCCL pins host memory.
+        init: Docker's own init process reaps the engine's children; for images that bring none.
         network: Docker network; the default bridge unless given.
     """
 
@@ -51,7 +57,46 @@ class RunContract(Record):
     shm_bytes: int | None = None
     memory_bytes: int | None = None
     memlock_unlimited: bool = False
+    init: bool = False
     network: str = ""
+
+
+def serve_arguments(stack: Stack, extra: Sequence[str] = ()) -> tuple[str, ...]:
+    """Serve arguments of a stack, as its image's entrypoint writes them; an extra one replaces the stack's."""
+    replaced = {word[2:].partition("=")[0] for word in extra if word.startswith("--")}
+    words: list[str] = []
+    for name, value in stack.serve.arguments.items():
+        if name in replaced or value is False:
+            continue
+        words.append(f"--{name}")
+        if value is not True:
+            words.append(str(value))
+    return (*words, *extra)
+
+
+def stack_contract(
+    stack: Stack, *, models: Sequence[Mount] = (), extra: Sequence[str] = (), gpus: tuple[str, ...] | str = ()
+) -> RunContract:
+    """The run contract of a stack's image.
+
+    The command is written out, not left to `serve`, so that a dry boot can leave arguments out.
+
+    Args:
+        stack: The stack.
+        models: Model files.
+        extra: Serve arguments of this run, e.g. the model's path.
+        gpus: `all`, device ids, or none.
+    """
+    with_gpus = bool(gpus)
+    return RunContract(
+        command=(*stack.serve.command, *serve_arguments(stack, extra)),
+        models=tuple(models),
+        port=stack.serve.port,
+        gpus=gpus,
+        # NCCL's rings lie in shared and in pinned memory.
+        shm_bytes=16 << 30 if with_gpus else None,
+        memlock_unlimited=with_gpus,
+    )
 
 
 def container_options(
@@ -59,8 +104,7 @@ def container_options(
 ) -> dict[str, Any]:
     """Options for `docker.containers.create`.
 
-    No restart policy: it would hide the first exit. An init process reaps the engine's children and passes
-    signals on.
+    No restart policy: it would hide the first exit.
 
     Args:
         contract: How to run.
@@ -80,7 +124,6 @@ def container_options(
             mount.source: {"bind": mount.target, "mode": "ro"} for mount in (*contract.models, *contract.mounts)
         },
         "restart_policy": {"Name": "no"},
-        "init": True,
         "detach": True,
     }
     if contract.entrypoint is not None:
@@ -90,6 +133,8 @@ def container_options(
         options["device_requests"] = [
             {"Driver": "", "Count": 0 if by_id else -1, "DeviceIDs": by_id, "Capabilities": [["gpu"]]}
         ]
+    if contract.init:
+        options["init"] = True
     if contract.ipc_host:
         options["ipc_mode"] = "host"
     if contract.shm_bytes is not None:

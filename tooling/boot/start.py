@@ -13,7 +13,6 @@ import docker.errors
 from tooling.boot.container import (
     ContainerWatch,
     bytes_of,
-    connect,
     explain_refusal,
     find_image,
     published_port,
@@ -26,6 +25,7 @@ from tooling.boot.platforms import check_architecture, check_command
 from tooling.boot.readiness import Patience
 from tooling.boot.waiting import wait_ready
 from tooling.console import say
+from tooling.dockerhost.daemon import connect
 from tooling.triage import LogTriage
 
 if TYPE_CHECKING:

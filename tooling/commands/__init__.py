@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import triage
+from tooling.commands import build, triage
 
 if TYPE_CHECKING:
     import typer
@@ -17,4 +17,4 @@ class CommandModule(Protocol):
         """Add the commands."""
 
 
-COMMAND_MODULES: tuple[CommandModule, ...] = (triage,)
+COMMAND_MODULES: tuple[CommandModule, ...] = (build, triage)
