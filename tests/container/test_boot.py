@@ -170,7 +170,7 @@ def test_a_file_that_the_kernel_cannot_run_is_not_blamed_on_the_architecture(ima
     broken = contract("x", entrypoint=("/entry",), mounts=(Mount(source=str(script), target="/entry"),))
     error = failing(image, broken, tmp_path)
     assert error.reason is Reason.BAD_COMMAND
-    assert "/entry" in error.what
+    assert "image and host are both" in error.what
 
 
 def test_a_command_that_repeats_the_entry_point_is_refused_before_anything_starts(image: str, tmp_path: Path):

@@ -10,7 +10,7 @@ import docker
 import docker.errors
 import requests
 
-from tooling.boot.failure import BootError, Reason, explain_end, reason_of
+from tooling.boot.failure import BootError, Reason, explain_end, not_the_architecture, reason_of
 from tooling.boot.state import ContainerState, has_crashed_again, parse_state
 from tooling.triage import triage
 
@@ -44,18 +44,24 @@ def find_image(client: docker.DockerClient, reference: str) -> Image:
         ) from error
 
 
-def explain_refusal(error: docker.errors.APIError, where: str) -> BootError:
-    """Docker's refusal to create or start a container, in the words of the signatures where they know it."""
+def explain_refusal(error: docker.errors.APIError, where: str, architecture: str) -> BootError:
+    """Docker's refusal to create or start a container, in the words of the signatures where they know it.
+
+    Args:
+        error: What Docker said.
+        where: The container, or the command.
+        architecture: Of host and image, which were compared before.
+    """
     message = str(error.explanation or error)
     report = triage([message])
     known = report.root is not None
+    reason = reason_of(report, Reason.NOT_STARTED)
+    what = f"Docker refused to start the container: {report.diagnosis if known else message}"
+    fix = report.advice if known else "read Docker's message"
+    if reason is Reason.WRONG_ARCHITECTURE:
+        reason, what, fix = not_the_architecture(architecture)
     return BootError(
-        f"Docker refused to start the container: {report.diagnosis if known else message}",
-        where=where,
-        fix=report.advice if known else "read Docker's message",
-        details=[message] if known else [],
-        reason=reason_of(report, Reason.NOT_STARTED),
-        report=report,
+        what, where=where, fix=fix, details=[message] if known else [], reason=reason, report=report
     )
 
 

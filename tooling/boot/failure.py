@@ -106,6 +106,18 @@ def reason_of(report: TriageReport | None, otherwise: Reason) -> Reason:
     return _REASONS.get(report.root.signature, otherwise)
 
 
+def not_the_architecture(both: str) -> tuple[Reason, str, str]:
+    """An exec format error where image and host agree: kind, one sentence, and what to do."""
+    return (
+        Reason.BAD_COMMAND,
+        (
+            f"the kernel cannot run the entry point; image and host are both {both}, so the file is a script "
+            "without its first line, or damaged"
+        ),
+        "look at the file that the message names",
+    )
+
+
 def explain_end(
     state: ContainerState, report: TriageReport, *, host_architecture: str, image_architecture: str
 ) -> tuple[Reason, str, str]:
@@ -130,14 +142,7 @@ def explain_end(
         )
     reason = reason_of(report, Reason.EXITED)
     if reason is Reason.WRONG_ARCHITECTURE and host_architecture == image_architecture:
-        return (
-            Reason.BAD_COMMAND,
-            (
-                f"the kernel cannot run the entry point ({ended}); image and host are both "
-                f"{host_architecture}, so the file is a script without its first line, or damaged"
-            ),
-            "look at the file that the log names",
-        )
+        return not_the_architecture(host_architecture)
     if state.error and not known:
         return Reason.NOT_STARTED, f"Docker could not start the engine: {state.error}", "read Docker's message"
     if known:

@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
@@ -29,6 +29,8 @@ from tooling.dockerhost.daemon import connect
 from tooling.triage import LogTriage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from docker.models.containers import Container
 
 
@@ -86,9 +88,9 @@ def boot(
     options = container_options(contract, image_id=image_id, stack=stack, boot_id=boot_id, host_port=host_port)
     watch: ContainerWatch | None = None
     follower: LogFollower | None = None
-    container = _create(client.containers.create, options)
+    container = _create(client.containers.create, options, host_architecture)
     try:
-        _start(container)
+        _start(container, host_architecture)
         watch = ContainerWatch(
             container,
             host_architecture=host_architecture,
@@ -176,15 +178,15 @@ def check_port(port: int) -> None:
             ) from error
 
 
-def _create(create: object, options: dict[str, object]) -> Container:
+def _create(create: Callable[..., Container], options: dict[str, Any], architecture: str) -> Container:
     try:
-        return create(**options)  # type: ignore[operator,no-any-return]
+        return create(**options)
     except docker.errors.APIError as error:
-        raise explain_refusal(error, "docker create") from error
+        raise explain_refusal(error, "docker create", architecture) from error
 
 
-def _start(container: Container) -> None:
+def _start(container: Container, architecture: str) -> None:
     try:
         container.start()
     except docker.errors.APIError as error:
-        raise explain_refusal(error, f"container {str(container.id)[:12]}") from error
+        raise explain_refusal(error, f"container {str(container.id)[:12]}", architecture) from error
