@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -247,10 +248,11 @@ boot({image!r}, told, evidence=Path({str(tmp_path)!r}), patience=Patience(listen
         [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )
     assert child.stderr is not None
-    for line in child.stderr:
-        if "says that it is ready" in line:
-            break
-    child.send_signal(2)
-    assert "KeyboardInterrupt" in child.stderr.read()
-    assert child.wait(20) != 0
-    child.stderr.close()
+    said = []
+    with child.stderr:
+        for line in child.stderr:
+            said.append(line)
+            if "says that it is ready" in line:
+                child.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in said[-1], said
+    assert child.wait() != 0

@@ -1,9 +1,11 @@
 """The signature files are sound, and unsound ones are refused by name."""
 
+import re
+
 import pytest
 
 from tooling.errors import InputError
-from tooling.triage import Role, load_signatures
+from tooling.triage import LogTriage, Role, load_signatures
 from tooling.triage.reader import parse_line
 from tooling.triage.signatures import check_set, fill, parse_signatures
 
@@ -52,6 +54,15 @@ def test_no_noise_hides_the_example_of_a_cause():
             for line in signature.matches:
                 hiding = [n.id for n in noise if n.regex.search(parse_line(1, line).message)]
                 assert not hiding, (signature.id, line)
+
+
+def test_a_log_finds_every_example_also_after_a_line_that_differs_in_its_numbers():
+    for signature in load_signatures():
+        for line in signature.matches:
+            reader = LogTriage(engine=signature.engine)
+            reader.feed(re.sub(r"\d", "9", line))
+            reader.feed(line)
+            assert signature.id in [finding.signature for finding in reader.report().findings], line
 
 
 @pytest.mark.parametrize(

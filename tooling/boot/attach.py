@@ -116,6 +116,7 @@ def watch_container(name: str) -> ContainerWatch:
     try:
         container = client.containers.get(name)
     except docker.errors.NotFound as error:
+        client.close()
         raise BootError(
             f"there is no container {name!r}", fix="see `docker ps`", reason=Reason.REMOVED
         ) from error
@@ -127,6 +128,7 @@ def watch_container(name: str) -> ContainerWatch:
         owned=False,
     )
     if not watch.first.running:
+        watch.release(0)
         raise BootError(
             f"container {name!r} does not run ({watch.first.status}, exit code {watch.first.exit_code})",
             fix="start it, or boot the image with the toolkit",

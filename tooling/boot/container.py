@@ -156,14 +156,16 @@ class ContainerWatch:
         """A stream of the container's log with time stamps; `close()` ends it."""
         return self.container.logs(stream=True, follow=True, timestamps=True, since=since)
 
-    def remove(self, stop_s: float) -> None:
-        """Stop and remove the container, if it is ours."""
-        if not self.owned:
-            return
-        # Gone already is as good as removed by us.
-        with suppress(docker.errors.NotFound):
-            self.container.stop(timeout=int(stop_s))
-            self.container.remove(force=True, v=True)
+    def release(self, stop_s: float) -> None:
+        """Stop and remove the container, if it is ours; the watch is over in either case."""
+        try:
+            if self.owned:
+                # Gone already is as good as removed by us.
+                with suppress(docker.errors.NotFound):
+                    self.container.stop(timeout=int(stop_s))
+                    self.container.remove(force=True, v=True)
+        finally:
+            self._api.close()
 
 
 def published_port(container: Container, port: int) -> int:

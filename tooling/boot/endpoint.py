@@ -156,7 +156,7 @@ def release(watch: ContainerWatch | None, follower: LogFollower | None, patience
     """Let go of a boot: our container goes, its log stays."""
     try:
         if watch is not None:
-            watch.remove(patience.stop_s)
+            watch.release(patience.stop_s)
     finally:
         if follower is not None:
             follower.close()

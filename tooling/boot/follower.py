@@ -71,6 +71,8 @@ class LogFollower:
 
     def _kept(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
+            if self._file.closed:
+                return
             self._file.write(chunk)
             self._file.flush()
             self._hash.update(chunk)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from docker.models.containers import Container
+    from docker.models.images import Image
 
 
 def boot(
@@ -69,35 +70,25 @@ def boot(
         EngineError: The Docker Engine does not answer.
     """
     patience = patience or Patience()
-    client = connect()
-    found = find_image(client, image)
-    image_id = str(found.id)
-    host_architecture = str(client.version()["Arch"])
-    image_architecture = str(found.attrs.get("Architecture") or host_architecture)
-    check_architecture(image, image_architecture, host_architecture)
-    entry_point = contract.entrypoint
-    if entry_point is None:
-        entry_point = tuple(found.attrs["Config"].get("Entrypoint") or ())
-    check_command(entry_point, contract.command)
-    check_models(contract)
-    if host_port is not None:
-        check_port(host_port)
-
     boot_id = secrets.token_hex(6)
     begin = time.monotonic()
-    options = container_options(contract, image_id=image_id, stack=stack, boot_id=boot_id, host_port=host_port)
     watch: ContainerWatch | None = None
     follower: LogFollower | None = None
-    container = _create(client.containers.create, options, host_architecture)
+    container: Container | None = None
+    client = connect()
     try:
-        _start(container, host_architecture)
-        watch = ContainerWatch(
-            container,
-            host_architecture=host_architecture,
-            image_architecture=image_architecture,
-            owned=True,
+        found = find_image(client, image)
+        architecture = str(client.version()["Arch"])
+        _refuse(image, found, contract, architecture, host_port)
+        options = container_options(
+            contract, image_id=str(found.id), stack=stack, boot_id=boot_id, host_port=host_port
         )
-        say(f"boot {boot_id}: container {str(container.id)[:12]} of {image} ({image_id[:19]}) started")
+        container = _create(client.containers.create, options, architecture)
+        _start(container, architecture)
+        watch = ContainerWatch(
+            container, host_architecture=architecture, image_architecture=architecture, owned=True
+        )
+        say(f"boot {boot_id}: container {str(container.id)[:12]} of {image} ({str(found.id)[:19]}) started")
         stream = watch.log_chunks(since=None)
         reader = LogTriage(
             engine=engine, version=version, device=device, arguments=contract.command, one_boot=True
@@ -110,9 +101,10 @@ def boot(
         ready = wait_ready(url, model=model, patience=patience, watch=watch, follower=follower)
     except BaseException:
         # Ctrl-C as well: nothing that we started goes on behind the user's back.
-        if watch is None:
+        if container is not None and watch is None:
             container.remove(force=True, v=True)
         release(watch, follower, patience)
+        client.close()
         raise
     seconds = round(time.monotonic() - begin, 2)
     say(f"boot {boot_id}: answers after {seconds:g} s at {url}")
@@ -124,7 +116,7 @@ def boot(
         model=ready.model,
         device=device,
         image=image,
-        image_id=image_id,
+        image_id=str(found.id),
         image_digests=tuple(found.attrs.get("RepoDigests") or ()),
         container_id=str(container.id),
         started_at=watch.first.started_at,
@@ -133,6 +125,18 @@ def boot(
         answer=ready.answer,
     )
     return Endpoint(facts, patience=patience, watch=watch, follower=follower)
+
+
+def _refuse(image: str, found: Image, contract: RunContract, host: str, host_port: int | None) -> None:
+    """Everything that can be known to fail before a container exists."""
+    check_architecture(image, str(found.attrs.get("Architecture") or host), host)
+    entry_point = contract.entrypoint
+    if entry_point is None:
+        entry_point = tuple(found.attrs["Config"].get("Entrypoint") or ())
+    check_command(entry_point, contract.command)
+    check_models(contract)
+    if host_port is not None:
+        check_port(host_port)
 
 
 def check_models(contract: RunContract) -> None:

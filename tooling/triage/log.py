@@ -10,7 +10,7 @@ from tooling.triage.context import Detected, Detector, detectors
 from tooling.triage.diagnosis import Seen, diagnose
 from tooling.triage.reader import Line, parse_line
 from tooling.triage.records import Finding, Outcome, Role, TriageReport
-from tooling.triage.signatures import Signature, fill, load_signatures
+from tooling.triage.signatures import MATCH_CHARS, Signature, fill, load_signatures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 SHOWN_CHARS = 400
 #: Different exceptions that are told apart; a log that raises more is one finding.
 _MOST_EXCEPTIONS = 20
-_CACHED_MESSAGES = 4096
+_CACHED_SHAPES = 4096
+_DIGITS = re.compile(r"\d+")
 _START, _READY = "engine-start", "engine-says-ready"
 _VERSIONS = (
     ("vllm", re.compile(r"vLLM API server version v?(\d[\w.]*)|Initializing a V\d LLM engine \(v(\d[\w.]*)\)")),
@@ -79,7 +80,8 @@ class LogTriage:
         self._engine, self._version = engine, version
         self._engine_given, self._version_given = bool(engine), bool(version)
         self._since, self._arguments, self._one_boot = since, arguments, one_boot
-        self._cache: dict[str, tuple[Match, ...]] = {}
+        self._number_readers = {signature.id for signature in self._patterns if signature.reads_numbers}
+        self._cache: dict[str, tuple[Signature, ...]] = {}
         self._number = 0
         self._other_boots = self._restarts = 0
         self._stamped = False
@@ -196,24 +198,32 @@ class LogTriage:
             return
 
     def _matches(self, line: Line) -> tuple[Match, ...]:
-        message = line.message[: 1 << 12]
-        cached = self._cache.get(message)
-        if cached is not None:
-            return cached
+        message = line.message[:MATCH_CHARS]
         found: list[Match] = []
-        for signature in self._patterns:
-            if not signature.fits(self._engine, self._version):
-                continue
+        for signature in self._candidates(message):
             match = signature.regex.search(message)
             if not match:
                 continue
             found.append((signature, {name: value or "" for name, value in match.groupdict().items()}))
             if signature.role in (Role.NOISE, Role.HINT):
                 break
-        if len(self._cache) >= _CACHED_MESSAGES:
+        return tuple(found)
+
+    def _candidates(self, message: str) -> tuple[Signature, ...]:
+        """Signatures that a line of this shape can match; most lines of a log differ in their numbers only."""
+        shape = _DIGITS.sub("0", message)
+        cached = self._cache.get(shape)
+        if cached is not None:
+            return cached
+        if len(self._cache) >= _CACHED_SHAPES:
             self._cache.clear()
-        self._cache[message] = tuple(found)
-        return self._cache[message]
+        self._cache[shape] = tuple(
+            signature
+            for signature in self._patterns
+            if signature.fits(self._engine, self._version)
+            and (signature.id in self._number_readers or signature.regex.search(shape))
+        )
+        return self._cache[shape]
 
     def _note(self, line: Line, signature: Signature, values: dict[str, str]) -> Finding | None:
         life = self._life

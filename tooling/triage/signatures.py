@@ -24,6 +24,9 @@ _UNBOUNDED = re.compile(r"(?<!\\)\.[*+]|(?<!\\)\)(?:[*+]|\{\d*,\})")
 _BOUNDED_WILDCARD = re.compile(r"(?<!\\)\.\{\d*,(\d+)\}")
 _MOST_WILDCARDS = 3
 _LONGEST_WILDCARD = 400
+#: Digits that a pattern means, and the counts of its quantifiers, which are none.
+_NUMBERS = re.compile(r"\\d\{|\\d\\d|[0-9]")
+_QUANTIFIER = re.compile(r"(?<!\\d)\{\d*,?\d*\}")
 #: A pattern as short as this says too little about the line.
 _LEAST_LITERALS = 8
 #: Part of a template that needs a value.
@@ -80,6 +83,11 @@ class Signature(Record):
     def regex(self) -> re.Pattern[str]:
         """The compiled pattern."""
         return _compiled(self.pattern)
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether the pattern tells one number from another, so that a line's shape does not decide it."""
+        return bool(_NUMBERS.search(_QUANTIFIER.sub("", self.pattern)))
 
     def fits(self, engine: str, version: str) -> bool:
         """Whether logs of this engine and version are held against it; unknown ones are."""
