@@ -25,7 +25,7 @@ from tooling.boot.arguments import (
     read_result,
 )
 from tooling.boot.contract import container_options
-from tooling.boot.dry_boot import STUBS, stubbed_modules, without_gpu_arguments
+from tooling.boot.dry_boot import STUBS, dry_boots, stubbed_modules, without_gpu_arguments
 from tooling.boot.failure import describe_exit, explain_end
 from tooling.boot.in_image.parse_arguments import _Parser, check
 from tooling.boot.platforms import check_command, check_platforms
@@ -213,10 +213,14 @@ def test_a_dry_boot_keeps_all_but_the_gpu():
 
 
 def test_gpu_arguments_go_with_their_values():
-    assert without_gpu_arguments(("a", "--tp=2", "--dp", "2", "--quantization", "fp8", "b")) == (
-        ("a", "--dp", "2", "b"),
-        ("--tp=2", "--quantization", "fp8"),
+    how = dry_boots()["sglang"].gpu_arguments
+    told = ("a", "--tp=2", "--context-length", "2", "--enable-dp-attention", "--quantization", "fp8", "b")
+    assert without_gpu_arguments(told, how) == (
+        ("a", "--context-length", "2", "b"),
+        ("--tp=2", "--enable-dp-attention", "--quantization", "fp8"),
     )
+    with pytest.raises(InputError, match="cannot be booted on a CPU"):
+        dry_boot_contract(CONTRACT, engine="wibble")
 
 
 def test_the_stub_has_every_name_and_refuses_every_call():
@@ -263,6 +267,14 @@ def test_the_parser_in_the_image_names_everything_it_does_not_take():
     assert [name for name, _ in found["deprecated"]] == ["--enable-old"]
 
 
+def test_an_ambiguous_abbreviation_is_refused_by_name_and_hides_nothing_else():
+    made = parser()
+    made.add_argument("--size-limit", type=int)
+    found = check(made, ["--model-path", "m", "--siz=3", "--bogus"])
+    assert found["refused"] == [["--siz", "could match --size, --size-limit"]]
+    assert found["unknown"] == ["--bogus"]
+
+
 def test_a_missing_required_argument_is_a_refusal_too():
     assert "required" in check(parser(), [])["refused"][0][1]
 
@@ -273,6 +285,11 @@ def test_accepted_arguments_are_accepted():
     report = read_result("banner\nRESULT " + json.dumps(found) + "\nmore")
     assert report.accepted
     assert report.problems() == ()
+    old = report.model_copy(
+        update={"deprecated": (("--x", "use --y"),), "abbreviated": (("--b", "--backend"),)}
+    )
+    assert old.accepted
+    assert old.warnings() == ("--b is an abbreviation, taken as --backend", "--x is deprecated: use --y")
     assert not report.model_copy(update={"options": 0}).accepted
     assert report.model_copy(update={"unknown": ("--x",)}).problems() == ("--x is unknown to this version",)
     with pytest.raises(CheckError, match="no result"):

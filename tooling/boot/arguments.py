@@ -57,17 +57,23 @@ class ArgumentReport(Record):
 
     @property
     def accepted(self) -> bool:
-        """Every argument is taken as it is written."""
-        return self.options > 0 and not (self.unknown or self.refused or self.abbreviated)
+        """The parser takes every argument."""
+        return self.options > 0 and not (self.unknown or self.refused)
 
     def problems(self) -> tuple[str, ...]:
-        """One sentence an argument that is not taken as it is written."""
+        """One sentence an argument that is not accepted."""
         none = () if self.options else ("the engine's parser has no options: nothing was checked",)
         return (
             *none,
             *(f"{name} is unknown to this version" for name in self.unknown),
-            *(f"{name}: {reason}" for name, reason in self.refused),
+            *(f"{name}: {reason}" if name else reason for name, reason in self.refused),
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence an argument that is accepted today and had better be written otherwise."""
+        return (
             *(f"{name} is an abbreviation, taken as {taken}" for name, taken in self.abbreviated),
+            *(f"{name} is deprecated: {text}" for name, text in self.deprecated),
         )
 
 

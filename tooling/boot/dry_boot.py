@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
 
 from tooling.boot.contract import Mount, RunContract
+from tooling.errors import InputError
+from tooling.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Where the stub modules are mounted; first on PYTHONPATH, so that they hide the image's own.
 STUBS_TARGET = "/run/blackwell-stacks/stubs"
 #: Compiled packages that cannot be imported without a GPU driver; stubbed at run time, never in an image.
 STUBS = Path(__file__).parent / "stubs"
-#: Engines that have a CPU path.
-_ARGUMENTS = {
-    "sglang": (
-        "--device=cpu",
-        # The KV pool is sized by the free memory of the host otherwise, and takes 15 GB of 20.
-        "--max-total-tokens=16384",
-        "--max-running-requests=64",
-    )
-}
-_ENVIRONMENT = {
-    "sglang": {
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "NVIDIA_VISIBLE_DEVICES": "void",
-        # Nothing of a dry boot may depend on the network.
-        "HF_HUB_OFFLINE": "1",
-    }
-}
-#: Arguments (with their number of values) that mean a GPU and have no counterpart on a CPU.
-_GPU_ARGUMENTS = {
-    "--device": 1,
-    "--tp": 1,
-    "--tp-size": 1,
-    "--tensor-parallel-size": 1,
-    "--attention-backend": 1,
-    "--decode-attention-backend": 1,
-    "--prefill-attention-backend": 1,
-    "--moe-runner-backend": 1,
-    "--fp8-gemm-backend": 1,
-    "--fp4-gemm-backend": 1,
-    "--kv-cache-dtype": 1,
-    "--quantization": 1,
-    "--mem-fraction-static": 1,
-    "--max-total-tokens": 1,
-    "--max-running-requests": 1,
-    "--sampling-backend": 1,
-    "--base-gpu-id": 1,
-}
+
+
+class DryBoot(Record):
+    """How one engine is booted on a CPU.
+
+    Attributes:
+        arguments: Serve arguments of a dry boot.
+        environment: Variables of a dry boot.
+        gpu_arguments: Serve arguments that a CPU cannot take, with their number of values.
+    """
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    gpu_arguments: dict[str, int]
+
+
+@cache
+def dry_boots() -> dict[str, DryBoot]:
+    """The engines that have a CPU path."""
+    text = (resources.files("tooling.boot") / "dry_boot.yaml").read_text()
+    return {engine: DryBoot.model_validate(entry) for engine, entry in yaml.safe_load(text).items()}
 
 
 def dry_boot_contract(
@@ -64,12 +57,18 @@ def dry_boot_contract(
         The contract for a CPU, and what it leaves out, one sentence each: limitations of whatever is recorded.
 
     Raises:
-        KeyError: The engine has no CPU path.
+        InputError: The engine has no CPU path.
     """
-    command, dropped = without_gpu_arguments(contract.command)
+    known = dry_boots()
+    if engine not in known:
+        raise InputError(
+            f"engine {engine!r} cannot be booted on a CPU in a GPU image", fix=f"known are: {', '.join(known)}"
+        )
+    how = known[engine]
+    command, dropped = without_gpu_arguments(contract.command, how.gpu_arguments)
     environment = dict(contract.environment)
     own = environment.get("PYTHONPATH", image_pythonpath)
-    environment |= _ENVIRONMENT[engine]
+    environment |= how.environment
     environment["PYTHONPATH"] = f"{STUBS_TARGET}:{own}" if own else STUBS_TARGET
     limitations = [
         "booted on a CPU: no GPU code ran, and nothing is qualified for a GPU",
@@ -79,7 +78,7 @@ def dry_boot_contract(
         limitations.append(f"arguments left out for the CPU: {' '.join(dropped)}")
     dry = contract.model_copy(
         update={
-            "command": (*command, *_ARGUMENTS[engine]),
+            "command": (*command, *how.arguments),
             "environment": environment,
             "mounts": (*contract.mounts, Mount(source=str(STUBS), target=STUBS_TARGET)),
             "gpus": (),
@@ -89,8 +88,15 @@ def dry_boot_contract(
     return dry, tuple(limitations)
 
 
-def without_gpu_arguments(command: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split a command into what a CPU can take and what it cannot, both in order."""
+def without_gpu_arguments(
+    command: tuple[str, ...], gpu_arguments: Mapping[str, int]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split a command into what a CPU can take and what it cannot, both in order.
+
+    Args:
+        command: The command.
+        gpu_arguments: Arguments that a CPU cannot take, with their number of values.
+    """
     kept: list[str] = []
     dropped: list[str] = []
     values = 0
@@ -100,9 +106,9 @@ def without_gpu_arguments(command: tuple[str, ...]) -> tuple[tuple[str, ...], tu
             values -= 1
             continue
         name, _, value = argument.partition("=")
-        if name in _GPU_ARGUMENTS:
+        if name in gpu_arguments:
             dropped.append(argument)
-            values = 0 if value else _GPU_ARGUMENTS[name]
+            values = 0 if value else gpu_arguments[name]
         else:
             kept.append(argument)
     return tuple(kept), tuple(dropped)

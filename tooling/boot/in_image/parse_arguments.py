@@ -44,8 +44,10 @@ def check(parser: argparse.ArgumentParser, argv: list[str]) -> dict[str, Any]:
             break
         except _RefusedError as error:
             message = str(error)
-            named = re.match(r"argument ([^:]+): (.*)", message, re.DOTALL)
-            names = named[1].split("/") if named else []
+            named = re.match(r"argument ([^:]+): (.*)", message, re.DOTALL) or re.match(
+                r"ambiguous option: (\S+) (could match .*)", message, re.DOTALL
+            )
+            names = named[1].partition("=")[0].split("/") if named else []
             shorter = without(rest, names)
             refused.append([names[-1] if names else "", named[2] if named else message])
             if shorter == rest:
