@@ -1,8 +1,6 @@
 """The command line of triage."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,9 +30,8 @@ def test_people_get_the_root_cause_first(tmp_path: Path):
     log.write_text(
         "2026-06-01T12:29:58Z CUDA out of memory\n2026-06-01T12:30:01Z No space left on device [x]\n"
     )
-    command = [sys.executable, "-m", "tooling", "triage", str(log), "--since", "2026-06-01T12:30:00Z"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, ["triage", str(log), "--since", "2026-06-01T12:30:00Z"])
+    assert done.exit_code == 1
     assert done.stdout.startswith("FAIL A disk is full.")
     assert "line 2: 2026-06-01T12:30:01Z No space left on device [x]" in done.stdout
     assert "1 lines of earlier boots" in done.stdout

@@ -189,8 +189,8 @@ def test_a_log_that_tells_nothing_is_no_pass(lines: list[str]):
 
 
 def test_repeated_lines_are_counted_not_kept():
-    report = triage(["Workspace is insufficient for problem size. x"] * 28_000)
-    assert [finding.count for finding in report.findings] == [28_000]
+    report = triage(["Workspace is insufficient for problem size. x"] * 5_000)
+    assert [finding.count for finding in report.findings] == [5_000]
 
 
 def test_a_stall_that_ends_is_none():
@@ -286,7 +286,7 @@ def test_a_live_reader_tells_what_is_hopeless_at_its_line():
 def test_one_endless_line_costs_no_memory():
     def endless() -> Iterator[bytes]:
         yield b"CUDA out of memory "
-        for _ in range(2000):
+        for _ in range(200):
             yield b"x" * 65536
         yield b"\nafter\n"
 

@@ -21,6 +21,9 @@ SHOWN_CHARS = 400
 #: Different exceptions that are told apart; a log that raises more is one finding.
 _MOST_EXCEPTIONS = 20
 _CACHED_SHAPES = 4096
+_CACHED_MESSAGES = 512
+#: An engine says its name and version early.
+_INTRODUCTION_LINES = 2000
 _DIGITS = re.compile(r"\d+")
 _START, _READY = "engine-start", "engine-says-ready"
 _VERSIONS = (
@@ -34,10 +37,29 @@ Match = tuple[Signature, dict[str, str]]
 
 
 @dataclass
+class _Tally:
+    """A finding and what is counted on after its first line."""
+
+    finding: Finding
+    count: int = 1
+    last_line: int = 0
+    ranks: dict[str, None] = field(default_factory=dict)
+
+    def copy(self) -> _Tally:
+        return _Tally(self.finding, self.count, self.last_line, dict(self.ranks))
+
+    def total(self) -> Finding:
+        """The finding with its counts."""
+        return self.finding.model_copy(
+            update={"count": self.count, "last_line": self.last_line, "ranks": tuple(self.ranks)}
+        )
+
+
+@dataclass
 class _Life:
     """What was seen since the engine last started."""
 
-    findings: dict[str, Finding] = field(default_factory=dict)
+    findings: dict[str, _Tally] = field(default_factory=dict)
     detectors: tuple[Detector, ...] = ()
     lines: int = 0
     last_line: int = 0
@@ -78,10 +100,10 @@ class LogTriage:
         order = {Role.NOISE: 0, Role.HINT: 0}
         self._patterns = sorted((s for s in known if s.pattern), key=lambda s: order.get(s.role, 1))
         self._engine, self._version = engine, version
-        self._engine_given, self._version_given = bool(engine), bool(version)
         self._since, self._arguments, self._one_boot = since, arguments, one_boot
         self._number_readers = {signature.id for signature in self._patterns if signature.reads_numbers}
         self._cache: dict[str, tuple[Signature, ...]] = {}
+        self._repeated: dict[str, tuple[Match, ...]] = {}
         self._number = 0
         self._other_boots = self._restarts = 0
         self._stamped = False
@@ -123,17 +145,19 @@ class LogTriage:
             died: How the process ended, e.g. `exit code 17`; empty while it lives or when nobody knows.
         """
         life = self._life
-        pending: dict[str, Finding] = dict(life.findings)
+        pending = {key: tally.copy() for key, tally in life.findings.items()}
         for detector in life.detectors:
             for detected in detector.end():
-                self._note_into(pending, detected)
+                self._note_pending(pending, detected)
         notes = []
         if self._since and not self._stamped:
             notes.append("no line carries a time stamp, so `since` could not be applied to this log")
         if self._other_boots:
             notes.append(f"{self._other_boots} lines of earlier boots were left out")
         seen = Seen(
-            findings=tuple(sorted(pending.values(), key=lambda finding: finding.first_line)),
+            findings=tuple(
+                sorted((tally.total() for tally in pending.values()), key=lambda finding: finding.first_line)
+            ),
             lines=life.lines,
             last_line=life.last_line,
             ready_at=life.ready_at,
@@ -184,7 +208,7 @@ class LogTriage:
         self._life = self._new_life()
 
     def _recognise_engine(self, line: Line) -> None:
-        if (self._engine and self._version) or (self._engine_given and self._version_given):
+        if (self._engine and self._version) or line.number > _INTRODUCTION_LINES:
             return
         for engine, pattern in _VERSIONS:
             match = pattern.search(line.text)
@@ -195,10 +219,14 @@ class LogTriage:
                 self._engine = self._engine or engine
                 self._version = self._version or version
                 self._cache.clear()
+                self._repeated.clear()
             return
 
     def _matches(self, line: Line) -> tuple[Match, ...]:
         message = line.message[:MATCH_CHARS]
+        repeated = self._repeated.get(message)
+        if repeated is not None:
+            return repeated
         found: list[Match] = []
         for signature in self._candidates(message):
             match = signature.regex.search(message)
@@ -207,7 +235,10 @@ class LogTriage:
             found.append((signature, {name: value or "" for name, value in match.groupdict().items()}))
             if signature.role in (Role.NOISE, Role.HINT):
                 break
-        return tuple(found)
+        if len(self._repeated) >= _CACHED_MESSAGES:
+            self._repeated.clear()
+        self._repeated[message] = tuple(found)
+        return self._repeated[message]
 
     def _candidates(self, message: str) -> tuple[Signature, ...]:
         """Signatures that a line of this shape can match; most lines of a log differ in their numbers only."""
@@ -233,12 +264,12 @@ class LogTriage:
             life.moved = True
         return _note_into(life.findings, line, signature, values)
 
-    def _note_into(self, findings: dict[str, Finding], detected: Detected) -> None:
+    def _note_pending(self, findings: dict[str, _Tally], detected: Detected) -> None:
         _note_into(findings, detected.line, self._by_detector[detected.detector], detected.values)
 
 
 def _note_into(
-    findings: dict[str, Finding], line: Line, signature: Signature, values: dict[str, str]
+    findings: dict[str, _Tally], line: Line, signature: Signature, values: dict[str, str]
 ) -> Finding | None:
     """Count a line; returns the finding if it is new."""
     key = signature.id
@@ -248,12 +279,12 @@ def _note_into(
             key = own
     old = findings.get(key)
     if old is not None:
-        ranks = old.ranks if not line.rank or line.rank in old.ranks else (*old.ranks, line.rank)
-        findings[key] = old.model_copy(
-            update={"count": old.count + 1, "last_line": max(line.number, old.last_line), "ranks": ranks}
-        )
+        old.count += 1
+        old.last_line = max(line.number, old.last_line)
+        if line.rank:
+            old.ranks[line.rank] = None
         return None
-    findings[key] = Finding(
+    finding = Finding(
         signature=signature.id,
         outcome=signature.outcome if signature.role is not Role.PROGRESS else Outcome.OK,
         role=signature.role,
@@ -268,7 +299,8 @@ def _note_into(
         ranks=(line.rank,) if line.rank else (),
         hopeless=signature.hopeless,
     )
-    return findings[key]
+    findings[key] = _Tally(finding, last_line=line.number, ranks={line.rank: None} if line.rank else {})
+    return finding
 
 
 def triage(
