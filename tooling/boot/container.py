@@ -13,6 +13,7 @@ import requests
 from tooling.boot.failure import BootError, Reason, explain_end, not_the_architecture, reason_of
 from tooling.boot.state import ContainerState, has_crashed_again, parse_state
 from tooling.triage import triage
+from tooling.triage.reader import parse_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +90,8 @@ class ContainerWatch:
         self._oom_seen = False
         self._oom_looked = 0.0
         self.first = self.state()
+        started = parse_stamp(self.first.started_at)
+        self._since = time.time() if started is None else started.timestamp()
 
     def state(self) -> ContainerState:
         """The container's state now.
@@ -145,7 +148,7 @@ class ContainerWatch:
             return
         self._oom_looked = now
         events = self._api.events(
-            since=int(now) - 3600,
+            since=int(self._since),
             until=int(now) + (1 if force else 0),
             filters={"container": self.container.id, "event": "oom"},
             decode=True,
