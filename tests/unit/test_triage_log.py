@@ -263,6 +263,17 @@ def test_a_dry_boot_does_not_miss_the_gpu():
     assert triage(lines, device="cpu").outcome is Outcome.OK
 
 
+def test_the_log_of_a_real_dry_boot_has_nothing_but_the_warning_on_the_old_flag():
+    """SGLang 0.5.23 of the cu130 image on a CPU, lines shortened."""
+    lines = (CASES[0].parent / "sglang-0.5.23-dry-boot.log").read_text().splitlines()
+    report = triage(lines, device="cpu", one_boot=True)
+    assert report.outcome is Outcome.WARN
+    assert report.ready_line
+    warnings = [finding.signature for finding in report.findings if finding.outcome is not Outcome.OK]
+    assert warnings == ["fusion-flag-deprecated", "orderly-stop"]
+    assert triage(lines[:20], device="cpu", one_boot=True).outcome is Outcome.NOT_READY
+
+
 def test_versions_choose_the_signatures():
     line = "ValueError: FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs."
     assert "fusion-arch-gate" in ids(triage([line], engine="sglang", version="0.5.23"))

@@ -138,6 +138,8 @@ class Endpoint:
         """Stop and remove the container if it is ours, and close the log. May be called twice."""
         watch, self._watch = self._watch, None
         if watch is not None and watch.owned:
+            if self._follower is not None:
+                self._follower.quiet()
             say(f"boot {self.facts.boot_id}: stopping the container")
         release(watch, None, self._patience)
         if self._follower is not None and self.evidence is None:

@@ -103,12 +103,21 @@ class LogFollower:
         """Give the end of a log time to arrive."""
         self._thread.join(seconds)
 
+    def quiet(self) -> None:
+        """Tell of nothing any more; what an engine says of its own end is no news."""
+        self._on_new = _nobody
+
     def close(self) -> Evidence:
         """Stop following; returns the evidence file with its hash."""
         self._stop_source()
         self._thread.join(5.0)
         self._file.close()
         return Evidence(path=str(self.path), sha256=self._hash.hexdigest())
+
+
+def _nobody(finding: Finding) -> None:
+    """Listens to nothing."""
+    del finding
 
 
 class FileTail:
