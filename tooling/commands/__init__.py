@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import build, census
+from tooling.commands import build, census, triage
 
 if TYPE_CHECKING:
     import typer
@@ -20,4 +20,5 @@ class CommandModule(Protocol):
 COMMAND_MODULES: tuple[CommandModule, ...] = (
     build,
     census,
+    triage,
 )
