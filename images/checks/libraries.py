@@ -86,15 +86,16 @@ def _raise_to(needs: dict[str, tuple[int, ...]], names: Iterable[str]) -> None:
             needs[match["family"]] = max(needs.get(match["family"], ()), number)
 
 
-def too_new_symbols(libraries: list[Library], glibc: str, system: Path) -> list[str]:
+def too_new_symbols(libraries: list[Library], glibc: str, system: Path, *, expected: bool = True) -> list[str]:
     """Libraries that need a newer C or C++ library than the base has, whatever their wheel's tag says.
 
     Args:
-        libraries: At least one.
+        libraries: What was found.
         glibc: What the C library says of itself, `glibc 2.36`.
         system: Where the base's libstdc++ is.
+        expected: Whether any package has compiled code, so that there must be a library.
     """
-    if not libraries:
+    if expected and not libraries:
         return ["no shared library was found: nothing was checked"]
     have = {"GLIBC": tuple(int(part) for part in re.findall(r"\d+", glibc))}
     for path in system.rglob("libstdc++.so.6"):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.wheelhouse import Index, make_wheel
 from tooling import console
-from tooling.base.bootstrap import bootstrap_base, describe_base, write_base_lock
+from tooling.base.bootstrap import bases_made, bootstrap_base, describe_base, write_base_lock
 from tooling.build import build
 from tooling.build.context import LABEL
 from tooling.dockerhost import ensure_engine
@@ -96,7 +96,8 @@ def base_lock_text(engine, tmp_path_factory) -> str:
     (root / "stacks").mkdir()
     (root / "stacks" / "small.yaml").write_text(STACK.format(name="small"))
     file = load_stack("small", root)
-    reference = bootstrap_base(file.stack, EPOCH, engine, console.say)
+    made = bases_made(engine, file.stack.base_request_sha256)
+    reference = made[0] if made else bootstrap_base(file.stack, EPOCH, engine, console.say)
     write_base_lock(file, describe_base(engine, reference, EPOCH))
     return file.base_lock_path.read_text()
 
@@ -109,8 +110,9 @@ def checkout(request, tmp_path, monkeypatch, engine, base_lock_text) -> Iterator
     shutil.copytree(ROOT / "images", root / "images")
     shutil.copy2(ROOT / KNOWN_FAULTS, root / KNOWN_FAULTS)
     index = Index(tmp_path / "wheels")
-    make_wheel(index.folder, "hello", "1.0.0", {"hello.py": "print('hello')\n"})
-    make_wheel(index.folder, "world", "1.0.0", {"world.py": "import hello\n"})
+    # The files carry the test's name: no layer may come from the cache of another test.
+    make_wheel(index.folder, "hello", "1.0.0", {"hello.py": f"print('hello')  # {tmp_path}\n"})
+    make_wheel(index.folder, "world", "1.0.0", {"world.py": f"import hello  # {tmp_path}\n"})
     server = index.start()
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.address)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

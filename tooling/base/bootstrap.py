@@ -16,7 +16,7 @@ from tooling.base.sources import INDEXTARGETS_ARGV, sources_for
 from tooling.dockerhost.containers import run_once
 from tooling.dockerhost.daemon import why_not_here
 from tooling.errors import EngineError, InputError
-from tooling.records import Record, sha256_of_file
+from tooling.records import Record, sha256_of, sha256_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,13 @@ LABEL = "org.blackwell-stacks.base"
 USER, USER_ID = "engine", 10001
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _DEBIAN_ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
+_HOOKS = (
+    f'chroot "$1" useradd --uid {USER_ID} --user-group --create-home --shell /bin/bash {USER}',
+    # The mirror's address and this machine's names stay out. Empty files stay where the engine mounts its own:
+    # without them each build step would create and remove them, and no two layers would be equal.
+    'rm -rf "$1"/etc/apt/sources.list* "$1"/etc/hostname',
+    ': > "$1"/etc/resolv.conf; : > "$1"/etc/hosts',
+)
 _EXCLUDES = (
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/locale/*",
@@ -38,6 +45,10 @@ _EXCLUDES = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
 )
+
+
+#: Hash of how a base is made, besides what the stack says: a base made in another way is not taken again.
+RECIPE = sha256_of([_HOOKS, _EXCLUDES])
 
 
 class BaseImage(Record):
@@ -60,15 +71,13 @@ class BaseImage(Record):
 
 def mmdebstrap_argv(bootstrap: Bootstrap, architecture: str, sources: list[str], tar: Path) -> list[str]:
     """The command that makes the root file system; the sources' signatures are checked by apt."""
-    account = f"useradd --uid {USER_ID} --user-group --create-home --shell /bin/bash {USER}"
     return [
         "mmdebstrap",
         "--variant=minbase",
         f"--architectures={_DEBIAN_ARCHITECTURE[architecture]}",
         f"--include={','.join(bootstrap.packages)}",
         *(f"--dpkgopt={option}" for option in _EXCLUDES),
-        f'--customize-hook=chroot "$1" {account}',
-        '--customize-hook=rm -rf "$1"/etc/apt/sources.list* "$1"/etc/resolv.conf "$1"/etc/hostname',
+        *(f"--customize-hook={hook}" for hook in _HOOKS),
         bootstrap.suite,
         str(tar),
         *sources,
@@ -118,9 +127,9 @@ def ensure_base(
         return BaseImage(
             reference=stack.base.image, image_id=str(image.id), packages={}, drift=(), epoch=lock.epoch
         )
-    for image in client.images.list(filters={"label": f"{LABEL}.request={lock.request_sha256}"}):
-        if image.labels.get(f"{LABEL}.epoch") == str(lock.epoch) and image.tags:
-            found = _described(client, image.tags[0], lock)
+    for reference in bases_made(client, lock.request_sha256):
+        if client.images.get(reference).labels.get(f"{LABEL}.epoch") == str(lock.epoch):
+            found = _described(client, reference, lock)
             if not found.drift:
                 say(f"base: {found.reference} is here, {len(found.packages)} packages as locked")
                 return found
@@ -130,6 +139,14 @@ def ensure_base(
         for line in base.drift:
             say(f"  {line}")
     return base
+
+
+def bases_made(client: docker.DockerClient, request_sha256: str) -> list[str]:
+    """References of bases that were made for a request and are still in the engine."""
+    # An image that stands on a base inherits its labels: only the repository tells the two apart.
+    wanted = [f"{LABEL}.request={request_sha256}", f"{LABEL}.recipe={RECIPE}"]
+    images = client.images.list(name=REPOSITORY, filters={"label": wanted})
+    return [tag for image in images for tag in image.tags if tag.startswith(f"{REPOSITORY}:")]
 
 
 def bootstrap_base(stack: Stack, epoch: int, client: docker.DockerClient, say: Callable[[str], None]) -> str:
@@ -147,7 +164,12 @@ def bootstrap_base(stack: Stack, epoch: int, client: docker.DockerClient, say: C
         runner.run(argv, env={"SOURCE_DATE_EPOCH": str(epoch)})
         digest = sha256_of_file(tar)
         tag = f"{bootstrap.suite}-{digest[:12]}"
-        labels = {"request": stack.base_request_sha256, "epoch": str(epoch), "tar-sha256": digest}
+        labels = {
+            "request": stack.base_request_sha256,
+            "recipe": RECIPE,
+            "epoch": str(epoch),
+            "tar-sha256": digest,
+        }
         client.api.import_image_from_file(
             str(tar),
             repository=REPOSITORY,
