@@ -1,8 +1,8 @@
 """Baselines: files that say what a stack once did on a host, and for which pins that holds.
 
 One file a host and model. The pins inside (client build, plan, driver, model digest, engine arguments, ...)
-must be those of the run that wants to compare; a baseline of other pins is stale and says what differs. The best
-value ever seen on the host survives every re-recording, so that a baseline cannot creep downhill.
+must be those of the run that wants to compare; a baseline of other pins is stale and says what differs. The
+best value ever seen on the host survives every re-recording, so that a baseline cannot creep downhill.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def judge_stall(evidence: StallEvidence, limits: PowerLimits | None = None) -> C
     """Name a stall: deadlock, long prefill, or nothing to run.
 
     Three signals together make a deadlock: the token counter stands still, requests are running, and power is
-    near idle. A frozen counter alone also fits a long prefill, which draws normal power. `/health` proves nothing.
+    near idle. A frozen counter alone also fits a long prefill, which draws normal power.
     """
     bounds = limits or default_limits().power
     name = "progress"

@@ -13,12 +13,18 @@ import asyncio
 import gc
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiohttp import web
 from pydantic import Field, ValidationError
 
+from tooling.gates.throughput.mock_http import (
+    LAST_FRAME,
+    STREAM_HEAD,
+    Connection,
+    Request,
+    frame,
+    whole_response,
+)
 from tooling.gates.throughput.pacing import Pace, Pacer
 from tooling.records import Record
 
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 MODEL = "fixed-rate-mock"
 #: The words that make one token of output each.
 WORD = "tok "
+#: How long a deadlock lasts, seconds.
+FOREVER_S = 1e9
 
 
 class Faults(Record):
@@ -96,51 +104,56 @@ class _Order(NamedTuple):
 
 
 class _Stream:
-    """One answer on its way; driven by the pacer, writes chunk frames straight to the transport."""
+    """One answer on its way; driven by the pacer."""
 
-    def __init__(self, server: MockServer, transport: asyncio.Transport, order: _Order) -> None:
-        self.done: asyncio.Future[None] = server.loop.create_future()
+    def __init__(self, server: MockServer, connection: Connection, order: _Order) -> None:
         self._server = server
-        self._transport = transport
-        self._tokens = order.tokens
+        self._connection = connection
+        self._order = order
         self._sent = 0
         self._origin = order.received + order.lead_s
-        self._received = order.received
         self._first = self._last = 0.0
         self._gap = 0.0
-        pace, text = server.plan.pace, "" if server.plan.faults.empty_content else WORD
-        self._pace = pace
-        self._frame = frame(_event(order.chat, text * pace.tokens_per_chunk))
-        last = (order.tokens - 1) % pace.tokens_per_chunk + 1
-        self._last_frame = frame(_event(order.chat, text * last, "length"))
-        server.pacer.add(self._origin + pace.due_s(0), self)
+        faults, self._pace = server.plan.faults, server.plan.pace
+        text = "" if faults.empty_content else WORD
+        # The head leaves with the first chunk, unless an empty first chunk is wanted at once.
+        self._frame = frame(_event(order.chat, text * self._pace.tokens_per_chunk))
+        self._head = STREAM_HEAD
+        if faults.role_chunk:
+            connection.transport.write(STREAM_HEAD + frame(_event(order.chat, "", role=True)))
+            self._head = b""
+        server.pacer.add(self._origin + self._pace.due_s(0), self)
 
     def emit(self, now: float) -> float | None:
         """Write one chunk; see Paced."""
-        if self._transport.is_closing():
-            self.finish(completed=False)
+        transport = self._connection.transport
+        if transport.is_closing():
+            self._server.running -= 1
             return None
-        size = min(self._pace.tokens_per_chunk, self._tokens - self._sent)
-        ends = self._sent + size >= self._tokens
-        self._transport.write(self._last_frame if ends else self._frame)
+        size = min(self._pace.tokens_per_chunk, self._order.tokens - self._sent)
+        ends = self._sent + size >= self._order.tokens
+        transport.write(self._head + (self._ending(size) if ends else self._frame))
         if self._sent:
             self._gap = max(self._gap, now - self._last)
         else:
-            self._first = now
+            self._first, self._head = now, b""
         self._last = now
         self._sent += size
         self._server.count(size)
         if ends:
-            self.finish(completed=True)
+            self._server.running -= 1
+            self._server.truth.append((self._order.received, self._first, now, self._sent, self._gap))
+            self._connection.answered()
             return None
         return self._origin + self._pace.due_s(self._sent)
 
-    def finish(self, *, completed: bool) -> None:
-        """Close the books on this stream."""
-        if completed:
-            self._server.truth.append((self._received, self._first, self._last, self._sent, self._gap))
-        if not self.done.done():
-            self.done.set_result(None)
+    def _ending(self, size: int) -> bytes:
+        faults = self._server.plan.faults
+        text = "" if faults.empty_content else WORD * size
+        tail = _event(self._order.chat, text, "length")
+        if not faults.no_usage:
+            tail += _event(self._order.chat, None, usage=self._order.usage())
+        return frame(tail + b"data: [DONE]\n\n") + LAST_FRAME
 
 
 class MockServer:
@@ -155,108 +168,92 @@ class MockServer:
         self._frozen = False
         self._seen: set[str] = set()
 
-    def application(self) -> web.Application:
-        """The routes."""
-        app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_post("/v1/completions", self._complete)
-        app.router.add_post("/v1/chat/completions", self._complete)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/truth", self._truth)
-        app.router.add_get("/health", self._health)
-        return app
+    def connect(self) -> Connection:
+        """A connection for each client socket."""
+        return Connection(self.loop, self.handle)
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        """Answer one request."""
+        path = request.path.partition("?")[0]
+        if request.method == "POST" and path in ("/v1/completions", "/v1/chat/completions"):
+            self._complete(connection, request)
+            return
+        content = self._document(path) if request.method == "GET" else None
+        missing = {"error": "no such route"}
+        connection.transport.write(whole_response(*((404, missing) if content is None else (200, content))))
+        connection.answered()
 
     def count(self, tokens: int) -> None:
         """Account for tokens that were just written, and trip the freezing faults."""
         self.generated += tokens
         faults = self.plan.faults
         if faults.deadlock_after_tokens and self.generated >= faults.deadlock_after_tokens:
-            self.pacer.freeze(float(10**9))
+            self.pacer.freeze(FOREVER_S)
         elif faults.freeze_after_tokens and not self._frozen and self.generated >= faults.freeze_after_tokens:
             self._frozen = True
             self.pacer.freeze(faults.freeze_s)
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        received = self.loop.time()
+    def _complete(self, connection: Connection, request: Request) -> None:
         self.requests += 1
-        faults, transport = self.plan.faults, request.transport
-        if not isinstance(transport, asyncio.Transport):
-            raise web.HTTPInternalServerError(text="no transport")
+        faults = self.plan.faults
         if faults.drop_every and self.requests % faults.drop_every == 0:
-            transport.abort()
-            return web.Response()
+            connection.transport.abort()
+            return
         if faults.refuse_every and self.requests % faults.refuse_every == 0:
-            return web.json_response({"error": {"message": "queue is full"}}, status=503)
+            connection.transport.write(whole_response(503, {"error": {"message": "queue is full"}}))
+            connection.answered()
+            return
+        body = json.loads(request.body)
         prompt = json.dumps(body.get("messages") or body.get("prompt") or "")
         length = max(1, len(prompt.split()))
         asked = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         order = _Order(
             chat="messages" in body,
             tokens=max(1, asked - faults.short_by),
-            received=received,
+            received=request.received,
             lead_s=-0.9 * self.plan.pace.due_s(0) if self._note_prompt(prompt, length) else 0.0,
             prompt_tokens=length,
         )
         self.running += 1
-        try:
-            if body.get("stream"):
-                return await self._stream(request, transport, order)
-            return await self._whole(order)
-        finally:
-            self.running -= 1
+        if body.get("stream"):
+            _Stream(self, connection, order)
+        else:
+            due = order.received + order.lead_s + self.plan.pace.duration_s(order.tokens)
+            self.loop.call_at(due, self._whole, connection, order)
 
-    async def _whole(self, order: _Order) -> web.Response:
-        await asyncio.sleep(self.plan.pace.duration_s(order.tokens) + order.lead_s)
+    def _whole(self, connection: Connection, order: _Order) -> None:
+        self.running -= 1
         self.count(order.tokens)
         text = "" if self.plan.faults.empty_content else WORD * order.tokens
         content = {"message": {"role": "assistant", "content": text}} if order.chat else {"text": text}
         choice = {"index": 0, "finish_reason": "length"} | content
-        return web.json_response({"id": "mock", "model": MODEL, "choices": [choice], "usage": order.usage()})
-
-    async def _stream(
-        self, request: web.Request, transport: asyncio.Transport, order: _Order
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        response.enable_chunked_encoding()
-        await response.prepare(request)
-        # The first write also flushes the headers; from there on the pacer owns the transport until it is done.
-        await response.write(
-            _event(order.chat, "", role=True) if self.plan.faults.role_chunk else b": mock\n\n"
-        )
-        await _Stream(self, transport, order).done
-        if transport.is_closing():
-            return response
-        tail = b"data: [DONE]\n\n"
-        if not self.plan.faults.no_usage:
-            tail = _event(order.chat, None, usage=order.usage()) + tail
-        await response.write_eof(tail)
-        return response
+        answer = {"id": "mock", "model": MODEL, "choices": [choice], "usage": order.usage()}
+        connection.transport.write(whole_response(200, answer))
+        connection.answered()
 
     def _note_prompt(self, prompt: str, length: int) -> bool:
         self.prompt_tokens += length
-        cached = self.plan.faults.prefix_cache and prompt in self._seen
+        if not self.plan.faults.prefix_cache:
+            return False
+        cached = prompt in self._seen
+        self._seen.add(prompt)
         if cached:
             self.cached_tokens += length
-        self._seen.add(prompt)
         return cached
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
-    async def _health(self, _request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
-
-    async def _truth(self, _request: web.Request) -> web.Response:
-        names = list(Truth.model_fields)
-        return web.json_response({"now": time.monotonic(), "fields": names, "requests": self.truth})
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        generated = self.generated * self.plan.faults.counter_factor
-        lines = _metric_lines(
-            self.plan.metrics, generated, self.prompt_tokens, self.cached_tokens, self.running
-        )
-        return web.Response(text="".join(f"{name} {value:g}\n" for name, value in lines))
+    def _document(self, path: str) -> Any:
+        """The answer to a GET; None for a route that does not exist."""
+        if path == "/v1/models":
+            return {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
+        if path == "/truth":
+            return {"fields": list(Truth.model_fields), "requests": self.truth}
+        if path == "/metrics":
+            generated = self.generated * self.plan.faults.counter_factor
+            lines = _metric_lines(
+                self.plan.metrics, generated, self.prompt_tokens, self.cached_tokens, self.running
+            )
+            return "".join(f"{name} {value:.15g}\n" for name, value in lines)
+        return {"status": "ok"} if path == "/health" else None
 
 
 def _metric_lines(
@@ -305,25 +302,17 @@ def _event(
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
-def frame(data: bytes) -> bytes:
-    """A piece of an HTTP/1.1 body in chunked transfer coding (RFC 9112, section 7.1)."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
 async def serve(plan: MockPlan, port: int) -> None:
-    """Listen on loopback until cancelled; the first line on stdout is `{"port": ...}`."""
-    server = MockServer(plan, asyncio.get_running_loop())
-    runner = web.AppRunner(server.application(), access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port, backlog=4096)
-    await site.start()
-    bound = runner.addresses[0][1]
-    sys.stdout.write(json.dumps({"port": bound}) + "\n")
+    """Listen on loopback until standard input closes; the first line on stdout is `{"port": ...}`."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(MockServer(plan, loop).connect, "127.0.0.1", port, backlog=4096)
+    sys.stdout.write(json.dumps({"port": server.sockets[0].getsockname()[1]}) + "\n")
     sys.stdout.flush()
-    gc.freeze()  # a full collection over thousands of live streams would be a hiccup in every one of them
+    gc.freeze()
+    gc.disable()  # a collection over thousands of live streams would be a hiccup in every one of them
     # The parent holds the other end of stdin: when it is gone, so are we.
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    await runner.cleanup()
+    await loop.run_in_executor(None, sys.stdin.read)
+    server.close()
 
 
 def main() -> int:
