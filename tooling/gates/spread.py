@@ -15,8 +15,8 @@ from tooling.records import Record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: One run is "the outlier" when the others agree this many times better without it.
-OUTLIER_SHRINK = 3.0
+#: One run is "the outlier" when it is this many standard deviations of the others away from their mean.
+OUTLIER_DEVIATIONS = 6.0
 #: Fewer runs than this have no outlier: of two that differ, either may be the wrong one.
 OUTLIER_MIN_RUNS = 3
 
@@ -116,7 +116,7 @@ def judge_spread(summary: Summary, limit_cv: float, others: Sequence[Summary] = 
         return Check(
             name=f"spread:{summary.metric}",
             verdict=Verdict.PASS,
-            seen=seen.rstrip(),
+            seen=seen,
             value=cv,
             unit="cv",
             threshold=limit_cv,
@@ -124,7 +124,7 @@ def judge_spread(summary: Summary, limit_cv: float, others: Sequence[Summary] = 
     return Check(
         name=f"spread:{summary.metric}",
         verdict=Verdict.INCONCLUSIVE,
-        seen=f"{seen.rstrip()}: no verdict on such a mean",
+        seen=f"{seen}: no verdict on such a mean",
         value=cv,
         unit="cv",
         threshold=limit_cv,
@@ -132,11 +132,13 @@ def judge_spread(summary: Summary, limit_cv: float, others: Sequence[Summary] = 
     )
 
 
+def _number(value: float, summary: Summary) -> str:
+    return f"{value:.4g} {summary.unit}".rstrip()
+
+
 def _is_outlier(summary: Summary) -> bool:
     mean, std = summary.without_extreme()
-    if summary.runs < OUTLIER_MIN_RUNS or not mean:
-        return False
-    return std / abs(mean) * OUTLIER_SHRINK <= summary.cv
+    return summary.runs >= OUTLIER_MIN_RUNS and abs(summary.extreme - mean) > OUTLIER_DEVIATIONS * std
 
 
 def _explain(summary: Summary, limit_cv: float, others: Sequence[Summary]) -> list[str]:
@@ -145,16 +147,16 @@ def _explain(summary: Summary, limit_cv: float, others: Sequence[Summary]) -> li
         mean, std = summary.without_extreme()
         which = "one run" if summary.extreme_run is None else f"run {summary.extreme_run + 1}"
         lines.append(
-            f"{which} is the outlier ({summary.extreme:.4g} {summary.unit}); "
-            f"the other {summary.runs - 1} give {mean:.4g} {summary.unit}, spread {std / abs(mean):.1%}"
+            f"{which} is the outlier ({_number(summary.extreme, summary)}); "
+            f"the other {summary.runs - 1} give {_number(mean, summary)} with a deviation of {std:.3g}"
         )
     for other in others:
         if other.cv <= limit_cv:
-            lines.append(f"{other.metric} is steady at {other.mean:.4g} {other.unit} ({other.cv:.1%})")
+            lines.append(f"{other.metric} is steady at {_number(other.mean, other)} ({other.cv:.1%})")
         elif _is_outlier(other):
             rest, _ = other.without_extreme()
             lines.append(
-                f"{other.metric} was {other.extreme:.4g} {other.unit} in one run, {rest:.4g} in the others"
+                f"{other.metric} was {_number(other.extreme, other)} in one run, {rest:.4g} in the others"
             )
     if any("first" in other.metric or "ttft" in other.metric.lower() for other in others if _is_outlier(other)):
         lines.append("a single late first token is a cold prefill or a kernel compiled in that run")

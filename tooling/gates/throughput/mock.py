@@ -12,7 +12,9 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, ValidationError
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 MODEL = "fixed-rate-mock"
 #: The words that make one token of output each.
 WORD = "tok "
+#: Scheduling priority that it asks for.
+MOCK_NICE = -15
 #: How long a deadlock lasts, seconds.
 FOREVER_S = 1e9
 
@@ -117,7 +121,7 @@ class _Stream:
         faults, self._pace = server.plan.faults, server.plan.pace
         text = "" if faults.empty_content else WORD
         # The head leaves with the first chunk, unless an empty first chunk is wanted at once.
-        self._frame = frame(_event(order.chat, text * self._pace.tokens_per_chunk))
+        self._frame = server.frame_of(order.chat, text * self._pace.tokens_per_chunk)
         self._head = STREAM_HEAD
         if faults.role_chunk:
             connection.transport.write(STREAM_HEAD + frame(_event(order.chat, "", role=True)))
@@ -167,6 +171,13 @@ class MockServer:
         self.generated = self.prompt_tokens = self.cached_tokens = self.running = self.requests = 0
         self._frozen = False
         self._seen: set[str] = set()
+        self._frames: dict[tuple[bool, str], bytes] = {}
+
+    def frame_of(self, chat: bool, text: str) -> bytes:
+        """The frame of a chunk; all requests share it, since encoding it again is what a burst waits for."""
+        if (chat, text) not in self._frames:
+            self._frames[chat, text] = frame(_event(chat, text))
+        return self._frames[chat, text]
 
     def connect(self) -> Connection:
         """A connection for each client socket."""
@@ -308,6 +319,9 @@ async def serve(plan: MockPlan, port: int) -> None:
     server = await loop.create_server(MockServer(plan, loop).connect, "127.0.0.1", port, backlog=4096)
     sys.stdout.write(json.dumps({"port": server.sockets[0].getsockname()[1]}) + "\n")
     sys.stdout.flush()
+    with suppress(PermissionError):
+        # On a busy host the mock has to be on time first of all; without the right it notes its lateness.
+        os.setpriority(os.PRIO_PROCESS, 0, MOCK_NICE)
     gc.freeze()
     gc.disable()  # a collection over thousands of live streams would be a hiccup in every one of them
     # The parent holds the other end of stdin: when it is gone, so are we.
