@@ -8,11 +8,20 @@ from tooling.gates.limits import default_limits
 from tooling.gates.power import judge_energy, judge_idle, judge_power
 from tooling.gates.records import Check, GateResult, Verdict, worst
 from tooling.gates.throughput import checks
-from tooling.gates.throughput.load import load_client
+from tooling.gates.throughput.counters import fetch_counters
+from tooling.gates.throughput.load import LoadClient, fallback_client, load_client
 from tooling.gates.throughput.measure import Session, idle_gpus, measure, request_headers, served_model
-from tooling.gates.throughput.plan import Endpoint, Throughput, ThroughputPlan
+from tooling.gates.throughput.plan import (
+    ClientKind,
+    Endpoint,
+    Route,
+    Throughput,
+    ThroughputPlan,
+    UsageStyle,
+)
 from tooling.gates.throughput.regression import judge_regression
 from tooling.gates.throughput.sampling import gpu_reader
+from tooling.gates.throughput.usage import ask_usage_style, compiled_client_reads
 from tooling.records import now, sha256_of
 
 if TYPE_CHECKING:
@@ -61,15 +70,24 @@ def run_throughput(
     chosen = endpoint.model_copy(
         update={"url": endpoint.url.rstrip("/"), "model": endpoint.model or served_model(endpoint, headers)}
     )
-    client = load_client(plan.client)
+    usage = ask_usage_style(chosen, headers)
+    counters = fetch_counters(chosen.url, headers)
+    client = _choose_client(
+        plan, usage, chosen.route, counted=bool(counters and counters.generated is not None)
+    )
     session = Session(chosen, plan, client, headers, gpu_reader(), healthy_w, say)
     limitations = [client.limitation] if client.limitation else []
     if session.gpus is None:
         limitations.append("no GPU was sampled on this host: power and energy are not judged")
     idle = idle_gpus(session.gpus)
-    first = session.counters()
     measured = Throughput(
-        model=chosen.model, engine=first.engine if first else "", client=client.build, plan=plan, idle=idle
+        model=chosen.model,
+        engine=counters.engine if counters else "",
+        client=client.build,
+        plan=plan,
+        usage=usage,
+        tokens_assumed=client.is_compiled and not compiled_client_reads(usage, chosen.route),
+        idle=idle,
     )
     measured = measure(session, measured)
     found = _checks(session, measured, limitations)
@@ -95,6 +113,19 @@ def run_throughput(
     return result, measured
 
 
+def _choose_client(plan: ThroughputPlan, usage: UsageStyle, route: Route, *, counted: bool) -> LoadClient:
+    """The client that can really count this server's tokens.
+
+    The compiled one takes the requested length for granted where it cannot read usage. The server's own counter
+    may confirm that; with neither, the fallback reads every style.
+    """
+    if plan.client is ClientKind.AUTO and not counted and not compiled_client_reads(usage, route):
+        return fallback_client(
+            "measured with the fallback client: the compiled one cannot read this server's usage"
+        )
+    return load_client(plan.client)
+
+
 def _checks(session: Session, measured: Throughput, limitations: list[str]) -> list[Check]:
     plan = session.plan
     everything = [*measured.windows, *([measured.open_loop] if measured.open_loop else [])]
@@ -105,8 +136,10 @@ def _checks(session: Session, measured: Throughput, limitations: list[str]) -> l
         checks.judge_length(everything, plan.output_tokens),
         checks.judge_freeze(everything),
     ]
-    counter = checks.judge_counter(everything, required=plan.require_counter)
+    counter = checks.judge_counter(everything, required=plan.require_counter or measured.tokens_assumed)
     cold = checks.judge_cold(everything)
+    if measured.tokens_assumed:
+        limitations.append("answers' lengths are known only in total, from the server's counter")
     if counter is None:
         limitations.append("the server has no token counter: nothing confirms the client's tokens")
     if cold is None:

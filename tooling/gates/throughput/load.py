@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 #: How often the watch looks at the child, seconds.
 POLL_S = 0.2
+#: Usage at the end, for the chat route and the fallback client, and with every chunk: on the completions route
+#: the compiled client reads usage only from events that bring text.
+USAGE_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
 #: The compiled client's names of the two routes.
 _BACKENDS = {Route.COMPLETIONS: "sglang-oai", Route.CHAT: "sglang-oai-chat"}
 
@@ -68,6 +71,11 @@ class LoadClient:
         self.build = build
         self.limitation = limitation
         self._extension = extension
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is the compiled client."""
+        return self._extension is not None
 
     def run(
         self,
@@ -148,6 +156,8 @@ def compiled_config(load: Load, headers: Mapping[str, str], folder: Path) -> dic
         "output_details": True,
         "disable_retokenize": True,
         "disable_tqdm": True,
+        # Not asked for by the client itself; without it, it reports the requested length as the measured one.
+        "extra_request_body": json.dumps({"stream_options": USAGE_OPTIONS}),
         "headers": [f"{name}: {value}" for name, value in headers.items()],
     }
     if load.concurrency is not None:

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -27,13 +27,13 @@ from tooling.gates.throughput.mock_http import (
     frame,
     whole_response,
 )
+from tooling.gates.throughput.mock_wire import MODEL, event_bytes, metric_lines
 from tooling.gates.throughput.pacing import Pace, Pacer
 from tooling.records import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MODEL = "fixed-rate-mock"
 #: The words that make one token of output each.
 WORD = "tok "
 #: Scheduling priority that it asks for.
@@ -53,7 +53,6 @@ class Faults(Record):
         drop_every: The connection of each n-th request is cut without an answer.
         empty_content: Tokens are counted, their text is empty.
         counter_factor: What the token counter of `/metrics` is multiplied with.
-        no_usage: The final usage event is left out.
         short_by: Tokens that each answer is shorter than asked.
         role_chunk: An empty first chunk is sent at once, as chat servers do.
         prefix_cache: A prompt seen before is counted as a cache hit and answered after a tenth of the time.
@@ -66,18 +65,26 @@ class Faults(Record):
     drop_every: int | None = Field(default=None, ge=1)
     empty_content: bool = False
     counter_factor: float = 1.0
-    no_usage: bool = False
     short_by: int = Field(default=0, ge=0)
     role_chunk: bool = False
     prefix_cache: bool = False
 
 
 class MockPlan(Record):
-    """How the mock answers: pace, faults, and whose metric names it uses (`sglang`, `llamacpp`, `vllm`)."""
+    """How the mock answers.
+
+    Attributes:
+        pace: How fast.
+        faults: What goes wrong.
+        metrics: Whose metric names it uses: `sglang`, `llamacpp` or `vllm`.
+        usage: How much of the usage that a request asks for it sends: with `each` chunk, at the end
+            (`final`) or `none`.
+    """
 
     pace: Pace = Pace()
     faults: Faults = Faults()
-    metrics: str = "sglang"
+    metrics: Literal["sglang", "llamacpp", "vllm"] = "sglang"
+    usage: Literal["each", "final", "none"] = "each"
 
 
 class Truth(Record):
@@ -98,13 +105,12 @@ class _Order(NamedTuple):
     received: float
     lead_s: float
     prompt_tokens: int
+    usage_each: bool = False
+    usage_final: bool = False
 
-    def usage(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.tokens,
-            "total_tokens": self.prompt_tokens + self.tokens,
-        }
+    def usage(self, tokens: int) -> dict[str, int]:
+        total = self.prompt_tokens + tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
 
 
 class _Stream:
@@ -119,12 +125,10 @@ class _Stream:
         self._first = self._last = 0.0
         self._gap = 0.0
         faults, self._pace = server.plan.faults, server.plan.pace
-        text = "" if faults.empty_content else WORD
         # The head leaves with the first chunk, unless an empty first chunk is wanted at once.
-        self._frame = server.frame_of(order.chat, text * self._pace.tokens_per_chunk)
         self._head = STREAM_HEAD
         if faults.role_chunk:
-            connection.transport.write(STREAM_HEAD + frame(_event(order.chat, "", role=True)))
+            connection.transport.write(STREAM_HEAD + frame(event_bytes(order.chat, "", role=True)))
             self._head = b""
         server.pacer.add(self._origin + self._pace.due_s(0), self)
 
@@ -136,7 +140,8 @@ class _Stream:
             return None
         size = min(self._pace.tokens_per_chunk, self._order.tokens - self._sent)
         ends = self._sent + size >= self._order.tokens
-        transport.write(self._head + (self._ending(size) if ends else self._frame))
+        chunk = self._ending(size) if ends else self._server.chunk(self._order, self._sent + size, size)
+        transport.write(self._head + chunk)
         if self._sent:
             self._gap = max(self._gap, now - self._last)
         else:
@@ -154,9 +159,10 @@ class _Stream:
     def _ending(self, size: int) -> bytes:
         faults = self._server.plan.faults
         text = "" if faults.empty_content else WORD * size
-        tail = _event(self._order.chat, text, "length")
-        if not faults.no_usage:
-            tail += _event(self._order.chat, None, usage=self._order.usage())
+        order, usage = self._order, self._order.usage(self._order.tokens)
+        tail = event_bytes(order.chat, text, "length", usage=usage if order.usage_each else None)
+        if order.usage_final:
+            tail += event_bytes(order.chat, None, usage=usage)
         return frame(tail + b"data: [DONE]\n\n") + LAST_FRAME
 
 
@@ -171,13 +177,17 @@ class MockServer:
         self.generated = self.prompt_tokens = self.cached_tokens = self.running = self.requests = 0
         self._frozen = False
         self._seen: set[str] = set()
-        self._frames: dict[tuple[bool, str], bytes] = {}
+        self._frames: dict[tuple[object, ...], bytes] = {}
 
-    def frame_of(self, chat: bool, text: str) -> bytes:
-        """The frame of a chunk; all requests share it, since encoding it again is what a burst waits for."""
-        if (chat, text) not in self._frames:
-            self._frames[chat, text] = frame(_event(chat, text))
-        return self._frames[chat, text]
+    def chunk(self, order: _Order, sent: int, size: int) -> bytes:
+        """The frame of a chunk; requests share it, since encoding it anew is what a burst would wait for."""
+        usage = (order.prompt_tokens, sent) if order.usage_each else None
+        key = (order.chat, size, usage)
+        if key not in self._frames:
+            text = "" if self.plan.faults.empty_content else WORD * size
+            event = event_bytes(order.chat, text, usage=order.usage(sent) if usage else None)
+            self._frames[key] = frame(event)
+        return self._frames[key]
 
     def connect(self) -> Connection:
         """A connection for each client socket."""
@@ -217,6 +227,7 @@ class MockServer:
         body = json.loads(request.body)
         prompt = json.dumps(body.get("messages") or body.get("prompt") or "")
         length = max(1, len(prompt.split()))
+        options = body.get("stream_options") or {}
         asked = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         order = _Order(
             chat="messages" in body,
@@ -224,6 +235,8 @@ class MockServer:
             received=request.received,
             lead_s=-0.9 * self.plan.pace.due_s(0) if self._note_prompt(prompt, length) else 0.0,
             prompt_tokens=length,
+            usage_each=bool(options.get("continuous_usage_stats")) and self.plan.usage == "each",
+            usage_final=bool(options.get("include_usage")) and self.plan.usage != "none",
         )
         self.running += 1
         if body.get("stream"):
@@ -238,7 +251,7 @@ class MockServer:
         text = "" if self.plan.faults.empty_content else WORD * order.tokens
         content = {"message": {"role": "assistant", "content": text}} if order.chat else {"text": text}
         choice = {"index": 0, "finish_reason": "length"} | content
-        answer = {"id": "mock", "model": MODEL, "choices": [choice], "usage": order.usage()}
+        answer = {"id": "mock", "model": MODEL, "choices": [choice], "usage": order.usage(order.tokens)}
         connection.transport.write(whole_response(200, answer))
         connection.answered()
 
@@ -260,57 +273,11 @@ class MockServer:
             return {"fields": list(Truth.model_fields), "requests": self.truth}
         if path == "/metrics":
             generated = self.generated * self.plan.faults.counter_factor
-            lines = _metric_lines(
+            lines = metric_lines(
                 self.plan.metrics, generated, self.prompt_tokens, self.cached_tokens, self.running
             )
             return "".join(f"{name} {value:.15g}\n" for name, value in lines)
         return {"status": "ok"} if path == "/health" else None
-
-
-def _metric_lines(
-    dialect: str, generated: float, prompt: int, cached: int, running: int
-) -> Iterable[tuple[str, float]]:
-    label = f'{{model_name="{MODEL}"}}'
-    if dialect == "llamacpp":
-        return (
-            ("llamacpp:tokens_predicted_total", generated),
-            ("llamacpp:prompt_tokens_total", prompt - cached),
-            ("llamacpp:prompt_tokens_cached_total", cached),
-            ("llamacpp:requests_processing", running),
-        )
-    if dialect == "vllm":
-        return (
-            (f"vllm:generation_tokens_total{label}", generated),
-            (f"vllm:prompt_tokens_total{label}", prompt),
-            (f"vllm:prefix_cache_queries_total{label}", prompt),
-            (f"vllm:prefix_cache_hits_total{label}", cached),
-            (f"vllm:num_requests_running{label}", running),
-        )
-    return (
-        (f"sglang:generation_tokens_total{label}", generated),
-        (f"sglang:prompt_tokens_total{label}", prompt),
-        (f"sglang:cached_tokens_total{label}", cached),
-        (f"sglang:num_running_reqs{label}", running),
-    )
-
-
-def _event(
-    chat: bool,
-    text: str | None,
-    finish: str | None = None,
-    *,
-    role: bool = False,
-    usage: dict[str, int] | None = None,
-) -> bytes:
-    """One server-sent event; text None makes the closing one without choices."""
-    choices: list[dict[str, Any]] = []
-    if text is not None:
-        delta = {"role": "assistant", "content": text} if role else {"content": text}
-        choices = [{"index": 0, "finish_reason": finish} | ({"delta": delta} if chat else {"text": text})]
-    event: dict[str, Any] = {"id": "mock", "model": MODEL, "choices": choices}
-    if usage:
-        event["usage"] = usage
-    return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
 async def serve(plan: MockPlan, port: int) -> None:

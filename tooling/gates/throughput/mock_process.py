@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import requests
 
 from tooling.errors import CommandError
-from tooling.gates.throughput.mock import MODEL, MockPlan, Truth
+from tooling.gates.throughput.mock import MockPlan, Truth
+from tooling.gates.throughput.mock_wire import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,6 +30,14 @@ class ClientKind(StrEnum):
     FALLBACK = "fallback"
 
 
+class UsageStyle(StrEnum):
+    """How a server tells the number of tokens in a stream: with each chunk, at its end, or not at all."""
+
+    EACH = "each"
+    FINAL = "final"
+    NONE = "none"
+
+
 class Endpoint(Record):
     """A running server.
 
@@ -218,6 +226,8 @@ class Throughput(Record):
         windows: Closed-loop windows in the order in which they ran.
         open_loop: The open-loop run, if there was one.
         calibrations: One a concurrency.
+        usage: How the server tells the number of tokens.
+        tokens_assumed: The client could not read usage and took the requested length for the measured one.
         idle: The GPUs before the run.
     """
 
@@ -228,6 +238,8 @@ class Throughput(Record):
     windows: tuple[Window, ...] = ()
     open_loop: Window | None = None
     calibrations: tuple[Calibration, ...] = ()
+    usage: UsageStyle = UsageStyle.NONE
+    tokens_assumed: bool = False
     idle: tuple[GpuLoad, ...] = ()
 
     def at(self, concurrency: int) -> tuple[Window, ...]:
