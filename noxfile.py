@@ -114,3 +114,16 @@ def container(session: nox.Session) -> None:
     """Run the tests that use a real Docker Engine."""
     _install(session)
     session.run("pytest", "tests/container", *session.posargs)
+
+
+@nox.session(default=False)
+def engine(session: nox.Session) -> None:
+    """Run the tests that load a real engine, or the mock, over HTTP."""
+    _install(session)
+    session.run("pytest", "tests/engine", *session.posargs)
+
+
+@nox.session(name="bench-client", default=False)
+def bench_client(session: nox.Session) -> None:
+    """Compare the load clients' figures and cost with a mock's truth and with aiperf, one table."""
+    _toolkit(session, "bench-client")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tooling.gates.throughput.mock import Faults, MockPlan
 from tooling.gates.throughput.mock_process import MockHandle, running_mock
 from tooling.gates.throughput.pacing import Pace
 from tooling.gates.throughput.plan import ClientKind, Endpoint, Route, Throughput, ThroughputPlan
+from tooling.gates.throughput.regression import save_baseline
 
 pytestmark = pytest.mark.engine
 
@@ -215,3 +217,22 @@ def test_a_whole_run_interleaves_levels_calibrates_and_ends_with_an_open_loop():
     # Whether this machine was idle enough is not the point here, that the question was asked is.
     assert named(result, "client-calibration").details
     assert any("no GPU" in line for line in result.limitations) or measured.idle
+
+
+def test_a_run_becomes_a_baseline_and_the_next_one_is_compared_with_it(tmp_path: Path):
+    with mock() as handle:
+        result, measured = gate(handle)
+        path = save_baseline(tmp_path, result, measured, pins={"driver": "1"})
+        same, _ = run_throughput(Endpoint(url=handle.url), PLAN, baselines=tmp_path, pins={"driver": "1"})
+        other, _ = run_throughput(Endpoint(url=handle.url), PLAN, baselines=tmp_path, pins={"driver": "2"})
+    assert path.is_file()
+    assert "too few to decide" in named(same, "output-rate@c4").seen
+    assert "stale" in named(other, "output-rate@c4").seen
+
+
+def test_an_unsound_run_cannot_become_a_baseline(tmp_path: Path):
+    with mock(refuse_every=2) as handle:
+        result, measured = gate(handle)
+    with pytest.raises(InputError, match="unsound"):
+        save_baseline(tmp_path, result, measured)
+    assert list(tmp_path.iterdir()) == []

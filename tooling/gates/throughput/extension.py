@@ -33,12 +33,13 @@ class Extension(Record):
 
 
 class ClientPin(Record):
-    """Which wheel holds the client, and the extension modules in it."""
+    """Which wheel holds the client, the extension modules in it, and which aiperf it is compared with."""
 
     distribution: str
     version: str
     folder: str
     extensions: tuple[Extension, ...] = Field(min_length=1)
+    aiperf: str
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tooling.gates.baselines import find_baseline
+from tooling.gates.host import host_fingerprint
 from tooling.gates.limits import default_limits
 from tooling.gates.power import judge_energy, judge_idle, judge_power
 from tooling.gates.records import Check, GateResult, Verdict, worst
@@ -19,15 +21,15 @@ from tooling.gates.throughput.plan import (
     ThroughputPlan,
     UsageStyle,
 )
-from tooling.gates.throughput.regression import judge_regression
+from tooling.gates.throughput.regression import baseline_pins, judge_regression
 from tooling.gates.throughput.sampling import gpu_reader
 from tooling.gates.throughput.usage import ask_usage_style, compiled_client_reads
 from tooling.records import now, sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
-    from tooling.gates.baselines import Lookup
     from tooling.gates.verdict import Boot
 
 GATE = "throughput"
@@ -37,7 +39,8 @@ def run_throughput(
     endpoint: Endpoint,
     plan: ThroughputPlan,
     *,
-    baseline: Lookup | None = None,
+    baselines: Path | None = None,
+    pins: Mapping[str, str] | None = None,
     fresh_baseline: Mapping[str, Sequence[Boot]] | None = None,
     earlier_boots: Mapping[str, Sequence[Boot]] | None = None,
     boot_id: str = "",
@@ -50,7 +53,8 @@ def run_throughput(
     Args:
         endpoint: The server.
         plan: The load.
-        baseline: What `find_baseline` said; None gives NO_BASELINE for the regression checks.
+        baselines: Folder of baseline files; None compares with nothing and gives NO_BASELINE.
+        pins: What only the caller knows and must be equal: driver, model digest, engine arguments, ...
         fresh_baseline: Boots of the baseline made in this session, by metric name.
         earlier_boots: Earlier boots of the same candidate in this session, by metric name.
         boot_id: Which boot of the candidate this is (container id).
@@ -92,12 +96,15 @@ def run_throughput(
     measured = measure(session, measured)
     found = _checks(session, measured, limitations)
     found += _energy(measured, baseline_j_per_token)
+    lookup = None
+    if baselines is not None:
+        lookup = find_baseline(baselines, host_fingerprint(), measured.model, baseline_pins(measured, pins))
     broken = tuple(f"{check.name}: {check.seen}" for check in found if check.verdict is not Verdict.PASS)
     found += judge_regression(
         measured,
         broken=broken,
         boot_id=boot_id or session.nonce,
-        baseline=baseline,
+        baseline=lookup,
         fresh_baseline=fresh_baseline or {},
         earlier_boots=earlier_boots or {},
     )

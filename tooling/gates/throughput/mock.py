@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -30,9 +30,6 @@ from tooling.gates.throughput.mock_http import (
 from tooling.gates.throughput.mock_wire import MODEL, event_bytes, metric_lines
 from tooling.gates.throughput.pacing import Pace, Pacer
 from tooling.records import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: The words that make one token of output each.
 WORD = "tok "
@@ -251,7 +248,14 @@ class MockServer:
         text = "" if self.plan.faults.empty_content else WORD * order.tokens
         content = {"message": {"role": "assistant", "content": text}} if order.chat else {"text": text}
         choice = {"index": 0, "finish_reason": "length"} | content
-        answer = {"id": "mock", "model": MODEL, "choices": [choice], "usage": order.usage(order.tokens)}
+        kind = "chat.completion" if order.chat else "text_completion"
+        answer = {
+            "id": "mock",
+            "object": kind,
+            "model": MODEL,
+            "choices": [choice],
+            "usage": order.usage(order.tokens),
+        }
         connection.transport.write(whole_response(200, answer))
         connection.answered()
 

@@ -52,7 +52,8 @@ def event_bytes(
     if text is not None:
         delta = {"role": "assistant", "content": text} if role else {"content": text}
         choices = [{"index": 0, "finish_reason": finish} | ({"delta": delta} if chat else {"text": text})]
-    event: dict[str, Any] = {"id": "mock", "model": MODEL, "choices": choices}
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    event: dict[str, Any] = {"id": "mock", "object": kind, "model": MODEL, "choices": choices}
     if usage:
         event["usage"] = usage
     return b"data: " + json.dumps(event).encode() + b"\n\n"

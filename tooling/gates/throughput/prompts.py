@@ -66,6 +66,16 @@ def write_dataset(folder: Path, prompts: Sequence[str]) -> tuple[Path, Path]:
         json.dumps([{"conversations": [{"from": "human", "value": prompt}, reply]} for prompt in prompts]),
         encoding="utf-8",
     )
+    return dataset, write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer with one token a word, for tools that insist on one.
+
+    Returns:
+        Its folder.
+    """
+    word = "<word>"
     tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
@@ -75,9 +85,16 @@ def write_dataset(folder: Path, prompts: Sequence[str]) -> tuple[Path, Path]:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {"<word>": 0}, "unk_token": "<word>"},
+        "model": {"type": "WordLevel", "vocab": {word: 0}, "unk_token": word},
+    }
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": word,
+        "eos_token": word,
+        "bos_token": word,
     }
     home = folder / "tokenizer"
     home.mkdir()
     (home / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    return dataset, home
+    (home / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return home

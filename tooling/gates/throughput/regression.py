@@ -5,15 +5,20 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from tooling.gates.baselines import Match
+from tooling.errors import InputError
+from tooling.gates.baselines import Match, MetricBaseline, record_baseline
+from tooling.gates.host import host_fingerprint
 from tooling.gates.records import Check, Verdict
 from tooling.gates.throughput.checks import boot_value
 from tooling.gates.verdict import Better, Boot, Metric, Preconditions, compare
+from tooling.records import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from tooling.gates.baselines import Lookup
+    from tooling.gates.records import GateResult
     from tooling.gates.throughput.plan import Throughput, ThroughputPlan
 
 #: Smallest losses that matter.
@@ -41,6 +46,22 @@ def boot_of(measured: Throughput, boot_id: str) -> dict[str, Boot]:
     if times:
         boots[time.name] = Boot(boot_id=boot_id, value=statistics.median(times))
     return boots
+
+
+def baseline_pins(measured: Throughput, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What has to be equal before two runs may be compared.
+
+    Args:
+        measured: A run; gives the client's and the plan's hash, the engine and the kind of token count.
+        more: What only the caller knows: driver, model digest, engine arguments, clocks policy.
+    """
+    return {
+        "client": measured.client.sha256,
+        "plan": sha256_of(measured.plan),
+        "engine": measured.engine,
+        "usage": measured.usage.value,
+        **(more or {}),
+    }
 
 
 def judge_regression(
@@ -88,3 +109,46 @@ def judge_regression(
             )
         found.append(check)
     return found
+
+
+def save_baseline(
+    folder: Path,
+    result: GateResult,
+    measured: Throughput,
+    *,
+    pins: Mapping[str, str] | None = None,
+    subject: str = "",
+    boots: Mapping[str, Sequence[Boot]] | None = None,
+) -> Path:
+    """Record a run as the baseline of this host, model and pins.
+
+    Args:
+        folder: Where baselines lie.
+        result: The gate's result on that run; only its regression checks may be other than PASS.
+        measured: The run.
+        pins: As given to `run_throughput`.
+        subject: What was measured, e.g. an image digest.
+        boots: All boots by metric name, when there were several; by default this run alone.
+
+    Raises:
+        InputError: The run itself was not sound.
+    """
+    metrics = gated_metrics(measured.plan)
+    names = {metric.name for metric in metrics}
+    unsound = [
+        f"{check.name}: {check.seen}"
+        for check in result.checks
+        if check.name not in names and check.verdict not in {Verdict.PASS, Verdict.NO_BASELINE}
+    ]
+    if unsound:
+        raise InputError("an unsound run cannot become a baseline", fix="see its checks", details=unsound)
+    mine = boot_of(measured, result.started)
+    values = boots or {name: (boot,) for name, boot in mine.items()}
+    return record_baseline(
+        folder,
+        host_fingerprint(),
+        measured.model,
+        baseline_pins(measured, pins),
+        [MetricBaseline(metric=metric, boots=tuple(values[metric.name])) for metric in metrics],
+        subject=subject or measured.model,
+    )
