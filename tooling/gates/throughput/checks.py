@@ -163,7 +163,9 @@ def judge_cold(windows: Sequence[Window], limits: ThroughputLimits | None = None
     )
 
 
-def judge_freeze(windows: Sequence[Window], limits: ThroughputLimits | None = None) -> Check:
+def judge_freeze(
+    windows: Sequence[Window], freeze_ms: float | None = None, limits: ThroughputLimits | None = None
+) -> Check:
     """No stream stood still; a closed loop's percentiles hide a freeze, the largest gap does not."""
     bounds, name = limits or default_limits().throughput, "largest-gap-between-tokens"
     if not any(window.gap_ms.count for window in windows):
@@ -171,14 +173,14 @@ def judge_freeze(windows: Sequence[Window], limits: ThroughputLimits | None = No
             name=name, verdict=Verdict.INCONCLUSIVE, seen="no stream had two chunks, so no gap was seen"
         )
     lines = []
-    largest = 0.0
+    largest, bound = 0.0, freeze_ms or bounds.freeze_ms
     for window in windows:
         largest = max(largest, window.gap_ms.largest)
-        if window.freeze_ms >= bounds.freeze_ms:
+        if window.freeze_ms >= bound:
             lines.append(f"{label(window)}: {window.freeze_ms:.0f} ms without a token in a stream")
         # With one request in flight nothing queues, so a late first token is a freeze too.
         late = window.ttft_ms.largest - window.ttft_ms.p50
-        if window.concurrency == 1 and window.request_rate is None and late >= bounds.freeze_ms:
+        if window.concurrency == 1 and window.request_rate is None and late >= bound:
             lines.append(f"{label(window)}: one first token came {late:.0f} ms later than usual")
     return Check(
         name=name,
@@ -186,7 +188,7 @@ def judge_freeze(windows: Sequence[Window], limits: ThroughputLimits | None = No
         seen=f"the server stood still in {len(lines)} windows" if lines else f"largest gap {largest:.0f} ms",
         value=largest,
         unit="ms",
-        threshold=bounds.freeze_ms,
+        threshold=bound,
         details=tuple(lines[:_MAX_LINES]),
     )
 

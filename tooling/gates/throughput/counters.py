@@ -33,6 +33,7 @@ class Engine(Record):
     running: tuple[str, ...]
     progress: tuple[str, ...] = Field(min_length=1)
     prompt_includes_cached: bool
+    fresh_connections: bool = False
 
 
 class Counters(Record):
@@ -60,6 +61,11 @@ def known_engines() -> tuple[Engine, ...]:
     """The engines whose metric names we know."""
     text = resources.files("tooling.gates.throughput").joinpath("engines.yaml").read_text(encoding="utf-8")
     return tuple(Engine.model_validate(entry) for entry in yaml.safe_load(text))
+
+
+def wants_fresh_connections(engine: str) -> bool:
+    """Whether connections to this engine must not be kept open between requests."""
+    return any(entry.fresh_connections for entry in known_engines() if entry.name == engine)
 
 
 def parse_metrics(text: str) -> dict[str, float]:

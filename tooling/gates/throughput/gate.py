@@ -10,7 +10,7 @@ from tooling.gates.limits import default_limits
 from tooling.gates.power import judge_energy, judge_idle, judge_power
 from tooling.gates.records import Check, GateResult, Verdict, worst
 from tooling.gates.throughput import checks
-from tooling.gates.throughput.counters import fetch_counters
+from tooling.gates.throughput.counters import fetch_counters, wants_fresh_connections
 from tooling.gates.throughput.load import LoadClient, fallback_client, load_client
 from tooling.gates.throughput.measure import Session, idle_gpus, measure, request_headers, served_model
 from tooling.gates.throughput.plan import (
@@ -76,6 +76,8 @@ def run_throughput(
     )
     usage = ask_usage_style(chosen, headers)
     counters = fetch_counters(chosen.url, headers)
+    if counters and wants_fresh_connections(counters.engine):
+        headers["Connection"] = "close"
     client = _choose_client(
         plan, usage, chosen.route, counted=bool(counters and counters.generated is not None)
     )
@@ -141,7 +143,7 @@ def _checks(session: Session, measured: Throughput, limitations: list[str]) -> l
         checks.judge_completed(everything),
         checks.judge_content(everything),
         checks.judge_length(everything, plan.output_tokens),
-        checks.judge_freeze(everything),
+        checks.judge_freeze(everything, plan.freeze_ms),
     ]
     counter = checks.judge_counter(everything, required=plan.require_counter or measured.tokens_assumed)
     cold = checks.judge_cold(everything)

@@ -176,7 +176,7 @@ def fallback_config(load: Load, headers: Mapping[str, str]) -> dict[str, Any]:
         "max_concurrency": load.concurrency,
         "request_rate": load.request_rate,
         "seed": load.seed,
-        "headers": dict(headers),
+        "headers": {name: value for name, value in headers.items() if name != "Connection"},
     }
 
 

@@ -68,6 +68,8 @@ class ThroughputPlan(Record):
         open_loop_requests: Requests of the open-loop run.
         stall_s: Without any progress for that long a run is stopped, seconds.
         window_limit_s: A window may last so long, seconds.
+        freeze_ms: A gap between two tokens of a stream that counts as a freeze, milliseconds; None takes the
+            limit that ships. A CPU engine on a shared host may need more.
         calibrate: Hold the client against the mock at the measured pace.
         calibration_s: How long each calibration lasts at least, seconds.
         require_counter: Whether a server without a token counter makes the run INCONCLUSIVE.
@@ -84,6 +86,7 @@ class ThroughputPlan(Record):
     open_loop_requests: int = Field(default=64, ge=1)
     stall_s: float = Field(default=120.0, gt=0)
     window_limit_s: float = Field(default=1800.0, gt=0)
+    freeze_ms: float | None = Field(default=None, gt=0)
     calibrate: bool = True
     calibration_s: float = Field(default=5.0, gt=0)
     require_counter: bool = True
