@@ -20,6 +20,8 @@ from tooling.gates.throughput.load import fallback_client, load_client
 from tooling.gates.throughput.plan import ClientKind, Endpoint, Route, Throughput, ThroughputPlan
 from tooling.gates.throughput.regression import save_baseline
 
+#: Columns that the table of bench-client needs.
+TABLE_WIDTH = 110
 _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red"}
 
 
@@ -165,7 +167,8 @@ def _show_bench(result: BenchResult) -> None:
         )
         runs = f"{row.runs}" + (f" ({row.failed} failed)" if row.failed else "")
         table.add_row(f"{row.concurrency}", row.client, *(cells if row.runs else ["-"] * len(cells)), runs)
-    console.out.print(table)
+    # Into a pipe rich would squeeze it to 80 columns, and a cut number is no number.
+    console.out.print(table, width=max(TABLE_WIDTH, console.out.width), crop=False)
 
 
 def register(app: typer.Typer) -> None:
