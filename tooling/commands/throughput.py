@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
+from rich.console import Console
 from rich.table import Table
 
 from tooling import console
@@ -168,7 +169,7 @@ def _show_bench(result: BenchResult) -> None:
         runs = f"{row.runs}" + (f" ({row.failed} failed)" if row.failed else "")
         table.add_row(f"{row.concurrency}", row.client, *(cells if row.runs else ["-"] * len(cells)), runs)
     # Into a pipe rich would squeeze it to 80 columns, and a cut number is no number.
-    console.out.print(table, width=max(TABLE_WIDTH, console.out.width), crop=False)
+    Console(width=max(TABLE_WIDTH, console.out.width), highlight=False).print(table)
 
 
 def register(app: typer.Typer) -> None:
