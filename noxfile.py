@@ -155,3 +155,16 @@ def census(session: nox.Session) -> None:
 def bench_census(session: nox.Session) -> None:
     """Time the census against cuobjdump and compare the answers: nox -s bench-census -- DIR."""
     _toolkit(session, "bench-census")
+
+
+@nox.session(default=False)
+def engine(session: nox.Session) -> None:
+    """Run the tests that load a real engine, or the mock, over HTTP."""
+    _install(session)
+    session.run("pytest", "tests/engine", *session.posargs)
+
+
+@nox.session(name="bench-client", default=False)
+def bench_client(session: nox.Session) -> None:
+    """Compare the load clients' figures and cost with a mock's truth and with aiperf, one table."""
+    _toolkit(session, "bench-client")

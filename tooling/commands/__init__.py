@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import build, census, triage
+from tooling.commands import build, census, throughput, triage
 
 if TYPE_CHECKING:
     import typer
@@ -20,5 +20,6 @@ class CommandModule(Protocol):
 COMMAND_MODULES: tuple[CommandModule, ...] = (
     build,
     census,
+    throughput,
     triage,
 )
