@@ -52,9 +52,9 @@ class Phase(NamedTuple):
     mix: Mix
 
 
-#: Short conversations teach the answers, the middle ones to count, long ones to find a question behind thousands
-#: of tokens. The committed weights went through these phases one by one (`--resume`); a few questions of counting
-#: were still exchanged before the last of the middle ones.
+#: Short conversations teach the answers, the middle ones to count, long ones to find a question behind
+#: thousands of tokens. The committed weights went through these phases one by one (`--resume`); a few
+#: questions of counting were still exchanged before the last of the middle ones.
 PHASES = (
     Phase(64, 32, 700, 3e-3, 1.74e-3, Mix(0.3, 0.0)),
     Phase(256, 8, 600, 1.74e-3, 6e-4, Mix(0.3, 0.0)),
