@@ -108,6 +108,19 @@ def unit(session: nox.Session) -> None:
     session.run("pytest", "tests/unit", *session.posargs)
 
 
+@nox.session
+def engine(session: nox.Session) -> None:
+    """Run the tests that use a real inference engine on the CPU: the gates and broken models."""
+    _install(session)
+    session.run("pytest", "tests/engine", *session.posargs)
+
+
+@nox.session(default=False)
+def correctness(session: nox.Session) -> None:
+    """Run the correctness gate on a running server: -- --url URL --profile NAME [--tier T1]."""
+    _toolkit(session, "correctness")
+
+
 @nox.session(default=False)
 def container(session: nox.Session) -> None:
     """Run the tests that use a real Docker Engine."""
@@ -155,13 +168,6 @@ def census(session: nox.Session) -> None:
 def bench_census(session: nox.Session) -> None:
     """Time the census against cuobjdump and compare the answers: nox -s bench-census -- DIR."""
     _toolkit(session, "bench-census")
-
-
-@nox.session(default=False)
-def engine(session: nox.Session) -> None:
-    """Run the tests that load a real engine, or the mock, over HTTP."""
-    _install(session)
-    session.run("pytest", "tests/engine", *session.posargs)
 
 
 @nox.session(name="bench-client", default=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import build, census, throughput, triage
+from tooling.commands import build, census, correctness, judge, throughput, triage
 
 if TYPE_CHECKING:
     import typer
@@ -17,9 +17,4 @@ class CommandModule(Protocol):
         """Add the commands."""
 
 
-COMMAND_MODULES: tuple[CommandModule, ...] = (
-    build,
-    census,
-    throughput,
-    triage,
-)
+COMMAND_MODULES: tuple[CommandModule, ...] = (build, census, correctness, judge, throughput, triage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  # pydantic reads it at run time
+from pathlib import Path  # pydantic reads it at run time
 from typing import Annotated, Literal
 
 from packaging.utils import canonicalize_name
