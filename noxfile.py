@@ -114,3 +114,10 @@ def container(session: nox.Session) -> None:
     """Run the tests that use a real Docker Engine."""
     _install(session)
     session.run("pytest", "tests/container", *session.posargs)
+
+
+@nox.session(default=False)
+def wheels(session: nox.Session) -> None:
+    """Run the tests of the patch series and gate lists on the real wheels of the engines."""
+    _install(session)
+    session.run("pytest", "tests/wheels", *session.posargs)

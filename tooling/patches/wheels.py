@@ -21,8 +21,8 @@ from tooling.runner import run
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Wheels of engines are made for Linux on x86-64; what machine runs this command does not matter.
-PLATFORM = "x86_64-manylinux_2_28"
+#: The files are read and never run here, so any Linux of this kind will do.
+PLATFORM = "x86_64-manylinux_2_40"
 PYTHON_VERSION = "3.11"
 #: Seconds for one download.
 TIMEOUT_S = 1800.0
@@ -38,7 +38,7 @@ def download_argv(package: str, version: str | None, target: Path) -> list[str]:
     requirement = package if version is None else f"{package}=={version}"
     return [
         find_uv_bin(),
-        *("pip", "install", "--quiet", "--no-deps", "--no-config", "--only-binary", ":all:"),
+        *("pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"),
         *("--python-version", PYTHON_VERSION, "--python-platform", PLATFORM),
         *("--target", str(target), requirement),
     ]
