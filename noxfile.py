@@ -121,3 +121,9 @@ def wheels(session: nox.Session) -> None:
     """Run the tests of the patch series and gate lists on the real wheels of the engines."""
     _install(session)
     session.run("pytest", "tests/wheels", *session.posargs)
+
+
+@nox.session(default=False)
+def gates(session: nox.Session) -> None:
+    """List the arch gates of a stack, a folder or a wheel: nox -s gates -- cu130."""
+    _toolkit(session, "gates")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import patches
+from tooling.commands import gates, patches
 
 if TYPE_CHECKING:
     import typer
@@ -17,4 +17,4 @@ class CommandModule(Protocol):
         """Add the commands."""
 
 
-COMMAND_MODULES: tuple[CommandModule, ...] = (patches,)
+COMMAND_MODULES: tuple[CommandModule, ...] = (gates, patches)
