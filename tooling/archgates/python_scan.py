@@ -23,7 +23,7 @@ _SUSPECT = (
     *(b"capabilit", b"major", b"device_sm", b"sm_version", b"sm_arch", b"get_sm", b"arch", b"_sm", b" sm", b"(sm", b"cc"),
     *(b" 10:", b" 100:", b"{9:", b"{10:", b"{90:", b"CAPABILIT", b"MAJOR", b"_SM", b"_CC", b"_ARCH"),
 )
-_ARCH_NUMBER = re.compile(rb"\b(?:9|1[0-2]|90|10[0137]|110|12[01])\b")
+_ARCH_NUMBER = re.compile(rb"> 8|\b(?:9|1[0-2]|90|10[0137]|110|12[01])\b")
 #: Where a statement at module level begins, or goes on as another branch.
 _TOP_LEVEL = re.compile(rb"^(?![ \t\r\n#)\]}])(?!(?:else|elif|except|finally)\b)", re.MULTILINE)
 _SM90 = re.compile(r"_?is_sm90\w*|is_hopper\w*")
@@ -214,7 +214,9 @@ class _Scan:
     def _compare(self, node: ast.Compare) -> None:
         sides = [node.left, *node.comparators]
         for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
-            if _is_capability(left) and (values := _values(right)):
+            if isinstance(operator, ast.Gt) and _is_capability(left) and _is_ada(right):
+                self._add(node, Pattern.CAPABILITY_LOWER_BOUND, sm120=True)
+            elif _is_capability(left) and (values := _values(right)):
                 self._comparison(node, operator, values, flipped=False)
             elif _is_capability(right) and (values := _values(left)):
                 self._comparison(node, operator, values, flipped=True)
@@ -294,6 +296,11 @@ def _is_capability(node: ast.expr) -> bool:
         return _is_capability(node.left)
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return bool(_CAPABILITY.fullmatch(name)) and not _OTHER_VERSION.fullmatch(name)
+
+
+def _is_ada(node: ast.expr) -> bool:
+    """The last architecture before SM90: `major > 8` means 9 and later."""
+    return isinstance(node, ast.Constant) and node.value in (8, 89)
 
 
 def _values(node: ast.expr) -> list[int]:
