@@ -42,7 +42,10 @@ def test_lines_after_a_hunk_that_counts_too_few_are_not_lost():
         ("Description: nothing else\n", "holds no diff"),
         (GOOD.replace("-1,3 +1,3", "-1,9 +1,9"), "shorter than expected"),
         (GOOD.replace("pkg/mod.py", "../../etc/passwd"), "not a plain path"),
-        (GOOD.replace("a/pkg/mod.py", "/pkg/mod.py").replace("b/pkg/mod.py", "/pkg/mod.py"), "not a plain path"),
+        (
+            GOOD.replace("a/pkg/mod.py", "/pkg/mod.py").replace("b/pkg/mod.py", "/pkg/mod.py"),
+            "not a plain path",
+        ),
         (GOOD.replace("b/pkg/mod.py", "/dev/null"), "cannot be deleted"),
         (GOOD.replace("b/pkg/mod.py", "b/pkg/other.py"), "deleted or renamed"),
         (GOOD + GOOD.partition("\n\n")[2], "two diffs of this file"),
@@ -63,7 +66,8 @@ def test_a_hunk_of_context_alone_is_named_as_changing_nothing():
 
 
 def test_a_file_without_a_last_line_end_keeps_its_shape():
-    text = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n\\ No newline at end of file\n+new\n\\ No newline at end of file\n"
+    marker = "\\ No newline at end of file\n"
+    text = f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n{marker}+new\n{marker}"
     (diff,) = parse_diff("0001-x", text)
     assert diff.hunks[0].before == ("old",)
     assert diff.hunks[0].after == ("new",)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import unidiff
-from patch_trees import GATE, OPEN, TILE, install, patch, write_series
 
+from tests.unit.patch_trees import GATE, OPEN, TILE, install, patch, write_series
 from tooling.errors import InputError
 from tooling.patches import overlay
 from tooling.patches.errors import Fault, PatchError
@@ -133,12 +133,16 @@ def test_a_result_that_does_not_compile_is_refused(tree: Path, tmp_path: Path):
 
 def test_a_result_that_can_no_longer_be_imported_is_refused(tree: Path, tmp_path: Path):
     broken = OPEN.replace("return major in (9, 10, 12)", "return major in (9, 10, 12)\nmissing_name")
-    plan = _plan(tmp_path / "series", tree, broken.replace("-5,4 +5,4", "-5,4 +5,5").replace("\nmissing", "\n+missing"))
+    plan = _plan(
+        tmp_path / "series", tree, broken.replace("-5,4 +5,4", "-5,4 +5,5").replace("\nmissing", "\n+missing")
+    )
     with pytest.raises(PatchError, match=r"no longer after the patch"):
         run(plan, tree, tmp_path / "out", import_check=True)
 
 
-def test_a_module_that_this_machine_cannot_import_anyway_is_a_limitation(plan: Plan, tree: Path, tmp_path: Path):
+def test_a_module_that_this_machine_cannot_import_anyway_is_a_limitation(
+    plan: Plan, tree: Path, tmp_path: Path
+):
     receipt = run(plan, tree, tmp_path / "out", import_check=True)
     assert receipt["not_importable"] == []
     (tree / "engine/__init__.py").write_text("import no_such_driver")
@@ -184,7 +188,14 @@ def test_an_image_build_needs_only_the_named_files_and_unidiff(plan: Plan, tree:
     shutil.copytree(Path(unidiff.__file__).parent, mounted / "unidiff")
     (tmp_path / "plan.json").write_text(plan.to_json())
     argv = [sys.executable, "-S", "-m", "tooling.patches.overlay", "--plan", str(tmp_path / "plan.json")]
-    argv += ["--root", str(tree), "--out", str(tmp_path / "out"), "--receipt", str(tmp_path / "made/receipt.json")]
+    argv += [
+        "--root",
+        str(tree),
+        "--out",
+        str(tmp_path / "out"),
+        "--receipt",
+        str(tmp_path / "made/receipt.json"),
+    ]
     argv += ["--import-check"]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, env={"PYTHONPATH": str(mounted)})
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from patch_trees import OPEN, TILE, install, patch, write_series
 
+from tests.unit.patch_trees import OPEN, TILE, install, patch, write_series
 from tooling.errors import CheckError, InputError
 from tooling.patches.errors import PatchError
 from tooling.patches.overlay import reader

@@ -7,9 +7,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from upstream import function, patched, sources, statements
 
+from tests.wheels.upstream import function, patched, sources, statements
 from tooling.archgates.cuda_scan import SM120, admits, scan_cuda
+
+pytestmark = pytest.mark.wheels
 
 SGLANG, FLASHINFER = "sglang-0.5.9", "flashinfer-python-0.6.4"
 
@@ -61,7 +63,9 @@ def test_flashinfer_0001_pointers_are_packed_as_the_kernels_read_them():
     assert strides.findall(fixed) == ["MAX_RANKS_PER_NODE", "MAX_RANKS_PER_NODE"]
 
 
-@pytest.mark.parametrize(("target", "comm", "mnnvl"), [("sm100", 1, 1), ("sm120", 1, 0), ("sm121", 1, 0), ("sm90", 0, 0)])
+@pytest.mark.parametrize(
+    ("target", "comm", "mnnvl"), [("sm100", 1, 1), ("sm120", 1, 0), ("sm121", 1, 0), ("sm90", 0, 0)]
+)
 def test_flashinfer_0002_the_module_is_built_ahead_for_sm120(target: str, comm: int, mnnvl: int):
     shipped, fixed = sources(FLASHINFER, "0002", "flashinfer/aot.py")
 
@@ -86,7 +90,9 @@ class _Driver:
         self.rdma = rdma
         self.asked: list[str] = []
         attributes = ("MULTICAST_SUPPORTED", "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED")
-        self.CUdevice_attribute = SimpleNamespace(**{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in attributes})
+        self.CUdevice_attribute = SimpleNamespace(
+            **{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in attributes}
+        )
         self.CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
         self.CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
         self.CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED=1)
@@ -270,9 +276,15 @@ def test_sglang_0005_sm120_takes_no_trtllm_gen_branch():
     assert left.strip().startswith("required_padding = 128 if")
 
 
-@pytest.mark.parametrize(("sm", "before", "after"), [(80, False, False), (90, True, True), (100, True, True), (120, True, False), (121, True, False)])
+@pytest.mark.parametrize(
+    ("sm", "before", "after"),
+    [(80, False, False), (90, True, True), (100, True, True), (120, True, False), (121, True, False)],
+)
 def test_sglang_0006_deepgemm_is_off_on_sm120(
-    monkeypatch: pytest.MonkeyPatch, sm: int, before: bool, after: bool  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+    sm: int,
+    before: bool,
+    after: bool,
 ):
     monkeypatch.setitem(sys.modules, "deep_gemm", ModuleType("deep_gemm"))
     envs = SimpleNamespace(SGLANG_ENABLE_JIT_DEEPGEMM=SimpleNamespace(get=lambda: True))

@@ -5,7 +5,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from upstream import function, platform, sources, statements
+
+from tests.wheels.upstream import function, platform, sources, statements
+
+pytestmark = pytest.mark.wheels
 
 SGLANG = "sglang-0.5.23"
 FUSION = "sglang/srt/layers/flashinfer_comm_fusion.py"
@@ -166,7 +169,13 @@ def test_0003_two_shot_needs_no_multicast_on_sm120():
 
 
 def _dsa(
-    source: str, major: int, dtype: str, monkeypatch: pytest.MonkeyPatch, prefill: str | None = None, decode: str | None = None
+    source: str,
+    major: int,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    prefill: str | None = None,
+    decode: str | None = None,
 ) -> dict[str, str]:
     config = ModuleType("sglang.srt.configs.model_config")
     config.is_deepseek_dsa = lambda _: True  # type: ignore[attr-defined]
@@ -202,7 +211,7 @@ def test_0004_dsa_defaults_have_sm120_code(monkeypatch: pytest.MonkeyPatch):
     assert set(_dsa(shipped, 12, "bfloat16", monkeypatch).values()) == {"flashmla_sparse", "trtllm"}
     with pytest.raises(ValueError, match="--kv-cache-dtype fp8_e4m3"):
         _dsa(patched, 12, "bfloat16", monkeypatch)
-    assert _dsa(patched, 12, "bfloat16", monkeypatch, "flashmla_sparse", "flashmla_sparse") == {}
+    assert _dsa(patched, 12, "bfloat16", monkeypatch, prefill="flashmla_sparse", decode="flashmla_sparse") == {}
     for major in (9, 10):
         for dtype in ("fp8_e4m3", "bfloat16"):
             assert _dsa(patched, major, dtype, monkeypatch) == _dsa(shipped, major, dtype, monkeypatch)
@@ -260,7 +269,7 @@ def test_0006_the_tile_fits_into_sm120s_shared_memory():
 
 
 @pytest.mark.parametrize("rdma", [False, True])
-def test_flashinfer_0001_rdma_is_requested_where_it_is_supported(rdma: bool):  # noqa: FBT001
+def test_flashinfer_0001_rdma_is_requested_where_it_is_supported(rdma: bool):
     shipped, patched = sources("flashinfer-python-0.7.2", "0001", "flashinfer/comm/mnnvl.py")
 
     def flag(source: str) -> int:
@@ -273,7 +282,10 @@ def test_flashinfer_0001_rdma_is_requested_where_it_is_supported(rdma: bool):  #
             round_up=lambda size, unit: -(-size // unit) * unit,
         )
         memory = SimpleNamespace(
-            device_idx=3, SIGNAL_PAD_SIZE=2048, _enable_multicast=False, _exchanger=SimpleNamespace(handle_type=1)
+            device_idx=3,
+            SIGNAL_PAD_SIZE=2048,
+            _enable_multicast=False,
+            _exchanger=SimpleNamespace(handle_type=1),
         )
         prop, _ = get(memory, 1 << 20)
         value: int = prop.allocFlags.gpuDirectRDMACapable

@@ -1,4 +1,4 @@
-"""Real wheels of a series, as shipped and as patched, and single functions of them with stubbed surroundings."""
+"""Real wheels of a series, as shipped and as patched, and single functions of them among stubs."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from tooling.archgates.records import Hit, PackageScan
+from tooling.archgates.records import Hit, PackageScan  # noqa: TC001  # pydantic reads them
 from tooling.errors import InputError
 from tooling.records import Record
 
@@ -40,7 +40,9 @@ def diff(old: PackageScan, new: PackageScan) -> GateDiff:
         InputError: They are of different packages.
     """
     if old.package != new.package:
-        raise InputError(f"{old.package} and {new.package} cannot be compared", fix="name two versions of one package")
+        raise InputError(
+            f"{old.package} and {new.package} cannot be compared", fix="name two versions of one package"
+        )
     before, after = ([gate.hit for gate in scan.gates] for scan in (old, new))
     return GateDiff(
         package=new.package,

@@ -1,18 +1,18 @@
-"""Finds arch gates in Python source by its syntax tree, so that comments, imports and definitions do not count."""
+"""Finds arch gates in Python source by its syntax tree: comments, imports and definitions do not count."""
 
 from __future__ import annotations
 
 import ast
 import bisect
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tooling.archgates.records import Hit, Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: A line with one of these holds a gate whatever else is on it. Substrings are found many times faster than patterns.
+#: A line with one of these holds a gate whatever else is on it. Substrings are found faster than patterns.
 _TELLING = (
     *(b"supported_major_versions", b"admissible_archs", b"supported_compute_capability", b"arch=compute_"),
     *(b"is_sm9", b"is_sm1", b"is_blackwell", b"is_hopper", b"_nvcc_flags", b"sm_10", b"sm_11", b"sm_12"),
@@ -20,8 +20,20 @@ _TELLING = (
 )
 #: A line with one of these may hold a gate, if a number that names an architecture is near.
 _SUSPECT = (
-    *(b"capabilit", b"major", b"device_sm", b"sm_version", b"sm_arch", b"get_sm", b"arch", b"_sm", b" sm", b"(sm", b"cc"),
-    *(b" 10:", b" 100:", b"{9:", b"{10:", b"{90:", b"CAPABILIT", b"MAJOR", b"_SM", b"_CC", b"_ARCH"),
+    *(
+        b"capabilit",
+        b"major",
+        b"device_sm",
+        b"sm_version",
+        b"sm_arch",
+        b"get_sm",
+        b"arch",
+        b"_sm",
+        b" sm",
+        b"(sm",
+        b"cc",
+    ),
+    *(b" 10:", b" 100:", b"{9:", b"{10:", b"{90:", b"{100:", b"CAPABILIT", b"MAJOR", b"_SM", b"_CC", b"_ARCH"),
 )
 _ARCH_NUMBER = re.compile(rb"> 8|\b(?:9|1[0-2]|90|10[0137]|110|12[01])\b")
 #: Where a statement at module level begins, or goes on as another branch.
@@ -43,7 +55,9 @@ _CAPABILITY = re.compile(
     re.IGNORECASE,
 )
 #: Names that look so and hold the version of something else.
-_OTHER_VERSION = re.compile(r".*(?:torch|driver|python|triton|nccl|cuda_version|cudnn|toolkit|runtime).*", re.I)
+_OTHER_VERSION = re.compile(
+    r".*(?:torch|driver|python|triton|nccl|cuda_version|cudnn|toolkit|runtime).*", re.IGNORECASE
+)
 _MAJORS = frozenset(range(9, 13))
 _NUMBERS = frozenset({90, 100, 101, 103, 107, 110, 120, 121})
 _ARCH_STRING = re.compile(r"(?:sm_?|compute_)?1(?:0[0137]|10|2[01])[af]?")
@@ -88,21 +102,24 @@ def _candidate_places(data: bytes) -> set[int]:
                 start = data.rfind(b"\n", 0, at) + 1
                 end = data.find(b"\n", at)
                 end = len(data) if end < 0 else end
-                if telling or _ARCH_NUMBER.search(data, start, data.find(b"\n", end + 1)):
+                next_end = data.find(b"\n", end + 1)
+                if telling or _ARCH_NUMBER.search(data, start, len(data) if next_end < 0 else next_end):
                     places.add(start)
                 at = data.find(word, end)
     return places
 
 
 def _candidate_blocks(data: bytes) -> list[tuple[int, bytes, ast.AST]]:
-    """Statements at module level with a candidate in them, as (first line, source, tree); in doubt the whole file."""
+    """Statements at module level with a candidate in them: (line, source, tree); in doubt the whole file."""
     places = _candidate_places(data)
     if not places:
         return []
     starts = [match.start() for match in _TOP_LEVEL.finditer(data)] + [len(data)]
     chosen: dict[int, int] = {}
     for place in places:
-        index = max(bisect.bisect_right(starts, place) - 1, 0)
+        index = bisect.bisect_right(starts, place) - 1
+        if index < 0 or index >= len(starts) - 1:
+            continue  # comments before the first statement
         while index > 0 and data.startswith(b"@", starts[index - 1]):
             index -= 1  # decorators of what follows
         end = index + 1
@@ -136,7 +153,7 @@ class _Scan:
         self._visit(tree)
         return sorted(self.hits.values(), key=lambda hit: (hit.line, hit.pattern))
 
-    def _add(self, node: ast.AST, pattern: Pattern, sm120: bool | None = None) -> None:  # noqa: FBT001
+    def _add(self, node: ast.AST, pattern: Pattern, sm120: bool | None = None) -> None:
         line: int = getattr(node, "lineno", 0)
         text = " ".join(self.lines[line - 1].split())[:160] if line <= len(self.lines) else ""
         hit = Hit(
@@ -158,9 +175,14 @@ class _Scan:
             for decorator in node.decorator_list:  # type: ignore[attr-defined]
                 self._visit(decorator)
             self.symbol.append(node.name)  # type: ignore[attr-defined]
-        look = _LOOK.get(kind)
+        look = self.LOOK.get(kind)
         if look is not None:
             look(self, node)
+        self._children(node, named)
+        if named:
+            self.symbol.pop()
+
+    def _children(self, node: ast.AST, named: bool) -> None:
         for name in node._fields:
             if named and name == "decorator_list":
                 continue
@@ -171,8 +193,6 @@ class _Scan:
                 for one in child:
                     if isinstance(one, ast.AST):
                         self._visit(one)
-        if named:
-            self.symbol.pop()
 
     def _not(self, node: ast.UnaryOp) -> None:
         if isinstance(node.op, ast.Not) and any(_SM12X.fullmatch(name) for name in _names(node.operand)):
@@ -256,20 +276,23 @@ class _Scan:
         elif _is_arch_string(text):
             self._add(node, Pattern.ARCH_STRING, "12" in text)
 
+    LOOK: ClassVar[dict[type, Callable[[_Scan, Any], None]]] = {
+        ast.Call: _call,
+        ast.Compare: _compare,
+        ast.BoolOp: _either,
+        ast.UnaryOp: _not,
+        ast.Name: _name,
+        ast.Attribute: _name,
+        ast.Dict: _dict,
+        ast.Assign: _assign,
+        ast.Constant: _string,
+    }
+
 
 _NAMED = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
-_WITHOUT_GATES = frozenset({ast.Import, ast.ImportFrom, ast.Load, ast.Store, ast.Pass, ast.Global, ast.Nonlocal})
-_LOOK: dict[type, Callable[[_Scan, Any], None]] = {
-    ast.Call: _Scan._call,
-    ast.Compare: _Scan._compare,
-    ast.BoolOp: _Scan._either,
-    ast.UnaryOp: _Scan._not,
-    ast.Name: _Scan._name,
-    ast.Attribute: _Scan._name,
-    ast.Dict: _Scan._dict,
-    ast.Assign: _Scan._assign,
-    ast.Constant: _Scan._string,
-}
+_WITHOUT_GATES = frozenset(
+    {ast.Import, ast.ImportFrom, ast.Load, ast.Store, ast.Pass, ast.Global, ast.Nonlocal}
+)
 
 
 def _is_arch_string(text: str) -> bool:
@@ -284,6 +307,10 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield one.attr
 
 
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
 def _is_capability(node: ast.expr) -> bool:
     """Whether an expression gives a compute capability; the outermost name says what it is."""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == 1:
@@ -294,7 +321,9 @@ def _is_capability(node: ast.expr) -> bool:
         return bool(node.elts) and _is_capability(node.elts[0])
     if isinstance(node, ast.BinOp):  # major * 10 + minor
         return _is_capability(node.left)
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    if isinstance(node, ast.Attribute) and _OTHER_VERSION.fullmatch(_last_name(node.value)):
+        return False  # torch_version.major
+    name = _last_name(node)
     return bool(_CAPABILITY.fullmatch(name)) and not _OTHER_VERSION.fullmatch(name)
 
 

@@ -49,9 +49,9 @@ class Marker(StrEnum):
 class Polarity(StrEnum):
     """What a gate does to SM120.
 
-    CLOSED keeps it out of code that it could run; OPEN lets it into code that cannot run there; HARDWARE keeps it
-    out rightly (tcgen05, wgmma, NVLink multicast); MISHANDLED admits it and treats it wrongly; RIGHT admits it or
-    names it, as it should.
+    CLOSED keeps it out of code that it could run; OPEN lets it into code that cannot run there; HARDWARE
+    keeps it out rightly (tcgen05, wgmma, NVLink multicast); MISHANDLED admits it and treats it wrongly; RIGHT
+    admits it or names it, as it should.
     """
 
     CLOSED = "closed"

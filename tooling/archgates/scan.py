@@ -86,7 +86,9 @@ def scan_tree(root: Path, only: Iterable[str] = (), given: Rules | None = None) 
     wanted = set(only)
     known = {rule.name for rule in chosen.packages}
     if unknown := sorted(wanted - known):
-        raise InputError("no scan rules for these packages", details=unknown, fix=f"known: {', '.join(sorted(known))}")
+        raise InputError(
+            "no scan rules for these packages", details=unknown, fix=f"known: {', '.join(sorted(known))}"
+        )
     scans = []
     for rule in chosen.packages:
         if wanted and rule.name not in wanted:
@@ -159,9 +161,7 @@ def _refuse_nothing(rule: PackageRule, root: Path, files: int, hits: int) -> Non
         )
 
 
-def _source_files(
-    root: Path, roots: tuple[str, ...], given: Rules, skipped: list[Skipped]
-) -> Iterable[Path]:
+def _source_files(root: Path, roots: tuple[str, ...], given: Rules, skipped: list[Skipped]) -> Iterable[Path]:
     """Every source file of a package, and in `skipped` what was left out."""
     for start in roots:
         for folder, folders, names in os.walk(root / start):

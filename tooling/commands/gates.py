@@ -39,9 +39,15 @@ def register(app: typer.Typer) -> None:
 
 def gates(
     subject: Annotated[
-        str, typer.Argument(metavar="STACK|DIR|PACKAGE==VERSION", help="A stack, a site-packages folder, or a wheel.")
+        str,
+        typer.Argument(
+            metavar="STACK|DIR|PACKAGE==VERSION", help="A stack, a site-packages folder, or a wheel."
+        ),
     ],
-    package: Annotated[list[str] | None, typer.Option(help="Only this package; may be given more than once.")] = None,
+    *,
+    package: Annotated[
+        list[str] | None, typer.Option(help="Only this package; may be given more than once.")
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Older PACKAGE==VERSION or folder: show what is new since then.")
     ] = None,

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 STACKS_DIR = SERIES_DIR.parents[1] / "stacks"
 
-_Subject = Annotated[str, typer.Argument(metavar="STACK-OR-SERIES", help="A stack, or a folder of images/patches.")]
+_Subject = Annotated[
+    str, typer.Argument(metavar="STACK-OR-SERIES", help="A stack, or a folder of images/patches.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _SeriesDir = Annotated[Path, typer.Option("--series-dir", help="Folder of the series.", hidden=True)]
 
@@ -53,12 +55,15 @@ def selections_of(subject: str, series_dir: Path = SERIES_DIR) -> list[Selection
             "the patches of the stack cannot be read", where=str(stack), details=str(error).splitlines()[:6]
         ) from error
     if not found:
-        raise InputError(f"stack {subject} uses no patch series", where=str(stack), fix="list them under `patches`")
+        raise InputError(
+            f"stack {subject} uses no patch series", where=str(stack), fix="list them under `patches`"
+        )
     return found
 
 
 def patches(
     subject: _Subject,
+    *,
     root: Annotated[Path | None, typer.Option(help="An installed tree (site-packages) to look at.")] = None,
     against: Annotated[
         list[str] | None,
@@ -67,7 +72,7 @@ def patches(
     as_json: _Json = False,
     series_dir: _SeriesDir = SERIES_DIR,
 ) -> None:
-    """Show what each patch is against an installed tree or another version: applies, upstream already, conflicts."""
+    """Show what each patch is against an installed tree or another version of its package."""
     if root is not None and against:
         raise InputError("--root and --against exclude each other", fix="ask for one tree at a time")
     selections = selections_of(subject, series_dir)
@@ -118,6 +123,7 @@ def _table(state: SeriesState) -> Table:
 
 def patch_record(
     name: Annotated[str, typer.Argument(metavar="SERIES", help="A folder of images/patches.")],
+    *,
     root: Annotated[
         Path | None, typer.Option(help="Tree that holds the package as shipped; default: the package index.")
     ] = None,
@@ -138,11 +144,14 @@ def patch_record(
     if as_json:
         console.print_json(record)
     else:
-        console.out.print(f"{name}: {len(series.patches)} patches, {len(record.files)} files, tree {record.tree}")
+        console.out.print(
+            f"{name}: {len(series.patches)} patches, {len(record.files)} files, tree {record.tree}"
+        )
 
 
 def patch_apply(
     subject: _Subject,
+    *,
     root: Annotated[Path, typer.Option(help="Installed tree (site-packages) to read from.")],
     out: Annotated[Path, typer.Option(help="Folder for the changed files; the tree itself stays as it is.")],
     enable: Annotated[list[str] | None, typer.Option(help="Use a patch that is off (one series only).")] = None,
@@ -155,7 +164,9 @@ def patch_apply(
     selections = selections_of(subject, series_dir)
     if enable or disable:
         if len(selections) != 1:
-            raise InputError("--enable and --disable need one series", fix="write the switches into the stack's file")
+            raise InputError(
+                "--enable and --disable need one series", fix="write the switches into the stack's file"
+            )
         selections = [
             Selection(series=selections[0].series, enable=tuple(enable or ()), disable=tuple(disable or ()))
         ]

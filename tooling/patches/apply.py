@@ -3,8 +3,8 @@
 The place of a hunk is its stated line, counted either in the file as the package ships it or in the file as the
 earlier patches left it. The first is how this project writes its series: each patch is a diff of the pristine
 file, so that a patch can be switched off, or dropped when upstream has it, without touching the others. The
-second is how `git format-patch` writes a series. In both the lines there must equal the hunk's own, every byte of
-them; a hunk whose lines stand anywhere else is an error that says where they went.
+second is how `git format-patch` writes a series. In both the lines there must equal the hunk's own, every byte;
+a hunk whose lines stand anywhere else is an error that says where they went.
 
 Standard library only: it travels into image builds with the applier.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from tooling.patches.diff import FileDiff, Hunk, lines_of
 from tooling.patches.errors import Fault, PatchError
@@ -124,7 +125,7 @@ def locate(content: Content, hunk: Hunk, drift: int = 0) -> Place:
 
 
 def _fit_at(content: Content, index: int, hunk: Hunk) -> Fit:
-    """APPLIES, PRESENT or CONFLICT at one index; where both sides match, the longer one says what the file holds."""
+    """APPLIES, PRESENT or CONFLICT at one index; where both sides match, the longer one holds."""
     sides = [(len(hunk.before), Fit.APPLIES, hunk.before), (len(hunk.after), Fit.PRESENT, hunk.after)]
     for _, fit, block in sorted(sides, key=lambda side: -side[0]):
         if content.stands_at(index, block):
@@ -192,29 +193,26 @@ def _create(patch: str, diff: FileDiff, content: Content | None) -> Content:
 def _refusal(patch: str, path: str, hunk: Hunk, place: Place, content: Content) -> PatchError:
     """Say what stands where the hunk's lines should be."""
     line = place.index + 1
-    names = {"patch": patch, "file": path, "hunk": hunk.number}
+    error = partial(PatchError, patch=patch, file=path, hunk=hunk.number)
     if place.fit is Fit.PRESENT:
-        return PatchError(
+        return error(
             f"the hunk is already applied: its result stands at line {line}",
             fix="drop the patch if upstream has the change; otherwise start from the package as it was shipped",
             fault=Fault.ALREADY_APPLIED,
-            **names,
         )
     if place.fit in (Fit.MOVED, Fit.AMBIGUOUS):
         more = "" if place.fit is Fit.MOVED else " and elsewhere"
-        return PatchError(
+        return error(
             f"the hunk's lines are not at line {hunk.start}, they stand at line {line}{more}",
             fix="look at what changed around them, then write the patch again for this version",
             fault=Fault.CONFLICT,
-            **names,
         )
     found = content.lines[place.index : place.index + len(hunk.before)]
     wrong = _common(hunk.before, tuple(found))
     seen = repr(found[wrong]) if wrong < len(found) else "the end of the file"
-    return PatchError(
+    return error(
         f"the hunk does not fit: its lines stand nowhere in the file, and line {line + wrong} differs",
         details=[f"expected: {hunk.before[wrong]!r}", f"found:    {seen}"] if wrong < len(hunk.before) else [],
         fix="read what the code is now, then write the patch again for this version or drop it",
         fault=Fault.CONFLICT,
-        **names,
     )

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from unidiff import PatchedFile, PatchSet, UnidiffParseError
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import PatchedFile, PatchSet
 
 from tooling.patches.errors import Fault, PatchError
 
@@ -69,7 +70,7 @@ def parse_diff(patch: str, text: str) -> tuple[FileDiff, ...]:
         text: The whole patch file.
 
     Raises:
-        PatchError: No diff, damaged hunks, lines that belong to no hunk, the same file twice, a path that leaves
+        PatchError: No diff, damaged hunks, lines that belong to no hunk, the same file twice, a path out of
             the tree, or a deletion, renaming, mode change or binary change.
     """
     lines = lines_of(text)
@@ -102,7 +103,7 @@ def _malformed(patch: str, what: str, file: str = "", hunk: int = 0) -> PatchErr
 
 
 def _refuse_stray_lines(patch: str, lines: list[str], parsed: PatchSet) -> None:
-    """unidiff skips what follows a hunk whose header counts too few lines; we must not lose an edit that way."""
+    """Refuse lines outside hunks: unidiff skips what follows a hunk whose header counts too few lines."""
     in_hunks = {line.diff_line_no for file in parsed for hunk in file for line in hunk}
     first = next(number for number, line in enumerate(lines, 1) if line.startswith(("--- ", "diff --git")))
     for number, line in enumerate(lines[first - 1 :], first):
@@ -115,7 +116,9 @@ def _file_diff(patch: str, file: PatchedFile) -> FileDiff:
     if file.is_binary_file or not file:
         raise _malformed(patch, "only text changes with hunks can be applied", path)
     if file.target_file == DEV_NULL or file.is_rename:
-        raise _malformed(patch, "a file cannot be deleted or renamed: changed files are laid over the others", path)
+        raise _malformed(
+            patch, "a file cannot be deleted or renamed: changed files are laid over the others", path
+        )
     creates = file.source_file == DEV_NULL
     hunks = tuple(_hunk(patch, path, number, hunk) for number, hunk in enumerate(file, 1))
     if creates and (len(hunks) != 1 or hunks[0].before):

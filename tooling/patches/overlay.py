@@ -107,7 +107,7 @@ def sha256(data: bytes) -> str:
 
 
 def tree_sha256(files: Mapping[str, str]) -> str:
-    """One hash for a set of files: that of the lines `<sha256>  <path>`, sorted by path, as `sha256sum` prints them."""
+    """One hash for a set of files: that of the lines `<sha256>  <path>` of `sha256sum`, sorted by path."""
     return sha256("".join(f"{files[path]}  {path}\n" for path in sorted(files)).encode())
 
 
@@ -166,7 +166,7 @@ def _check_hashes(patch: PlannedPatch, path: str, old: Content | None, new: Cont
         raise PatchError(
             "the hunks fit, but the file is not the one that the series was made for",
             details=[f"expected sha256: {expected_old}", f"found sha256:    {seen_old}"],
-            fix="install the locked wheel again; if upstream changed the file, review it and record the series anew",
+            fix="install the locked wheel again; if upstream changed the file, record the series anew",
             fault=Fault.UNEXPECTED_ORIGINAL,
             patch=patch.name,
             file=path,
@@ -175,7 +175,7 @@ def _check_hashes(patch: PlannedPatch, path: str, old: Content | None, new: Cont
         raise PatchError(
             "the patched file is not the recorded one",
             details=[f"expected sha256: {expected_new}", f"found sha256:    {seen_new}"],
-            fix="the patch was edited after it was recorded: review it, then run `blackwell-stacks patch-record`",
+            fix="the patch was edited since: review it, then run `blackwell-stacks patch-record`",
             fault=Fault.UNEXPECTED_RESULT,
             patch=patch.name,
             file=path,
@@ -340,7 +340,7 @@ def run(plan: Plan, root: Path, out: Path, *, import_check: bool = False) -> dic
         The receipt.
 
     Raises:
-        PatchError: Something is not as recorded; nothing was written then, except when the result itself is bad.
+        PatchError: Something is not as recorded; nothing was written then, unless the result itself is bad.
     """
     files = changed_files(plan, reader(root))
     check_owner(plan, root, files)

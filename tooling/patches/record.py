@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-_HEADLINE = "# Written by `blackwell-stacks patch-record {name}` from the package as it is shipped; only `notes` is typed.\n"
+_HEADLINE = (
+    "# Written by `blackwell-stacks patch-record {name}` from the shipped package; only `notes` is typed.\n"
+)
 
 
 def record_series(series: Series, read: Callable[[str], bytes | None]) -> SeriesRecord:

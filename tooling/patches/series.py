@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import date
+from datetime import date  # noqa: TC003  # pydantic reads it
 from email.parser import HeaderParser
 from enum import StrEnum
 from itertools import combinations
@@ -31,7 +31,7 @@ MOST_PATCHES_PER_FILE = 5
 
 
 class Header(Record):
-    """The header of a patch: DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and what this project asks on top.
+    """The header of a patch: the fields of DEP-3 and what this project asks on top.
 
     Attributes:
         description: What the patch does; the first line is its title.
@@ -196,7 +196,10 @@ def load_series(name: str, root: Path = SERIES_DIR) -> Series:
     if not parts or not folder.is_dir():
         known = sorted(path.name for path in root.glob("*") if path.is_dir())
         raise InputError(
-            f"there is no patch series {name!r}", where=str(root), details=known, fix="name one of the series above"
+            f"there is no patch series {name!r}",
+            where=str(root),
+            details=known,
+            fix="name one of the series above",
         )
     patches = []
     for path in sorted(folder.iterdir()):
@@ -217,7 +220,9 @@ def load_series(name: str, root: Path = SERIES_DIR) -> Series:
             )
         )
     if not patches:
-        raise InputError(f"series {name} holds no patch", where=str(folder), fix="add a patch or remove the folder")
+        raise InputError(
+            f"series {name} holds no patch", where=str(folder), fix="add a patch or remove the folder"
+        )
     _refuse_equal_numbers(patches, folder)
     return Series(
         name=name,
@@ -314,7 +319,8 @@ def plan_for(series: Series, selection: Selection | None = None) -> Plan:
     switches = switched(series, selection)
     if series.recorded is None:
         raise InputError(
-            f"series {series.name} has no recorded hashes", fix=f"run `blackwell-stacks patch-record {series.name}`"
+            f"series {series.name} has no recorded hashes",
+            fix=f"run `blackwell-stacks patch-record {series.name}`",
         )
     seen: dict[str, list[str]] = {}
     planned = []

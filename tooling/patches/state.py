@@ -81,9 +81,7 @@ class SeriesState(Record):
     def usable(self) -> bool:
         """Whether every patch that is on applies or is applied."""
         return all(
-            patch.state in (State.APPLIES, State.APPLIED)
-            for patch in self.patches
-            if patch.switch is Switch.ON
+            patch.state in (State.APPLIES, State.APPLIED) for patch in self.patches if patch.switch is Switch.ON
         )
 
 
@@ -140,7 +138,8 @@ def _as_shipped(series: Series, contents: dict[str, Content]) -> bool:
     """Whether the tree's files are the recorded upstream ones, so that "present" can only mean upstream."""
     recorded = series.recorded.files if series.recorded else {}
     return bool(recorded) and all(
-        path in recorded and sha256(content.data) == recorded[path].upstream for path, content in contents.items()
+        path in recorded and sha256(content.data) == recorded[path].upstream
+        for path, content in contents.items()
     )
 
 
@@ -212,5 +211,3 @@ def _advance(patch: PatchFile, contents: dict[str, Content]) -> None:
         for hunk in diff.hunks:
             contents[diff.path].replace(locate(contents[diff.path], hunk, drift).index, hunk)
             drift += len(hunk.after) - len(hunk.before)
-
-

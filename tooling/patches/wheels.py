@@ -1,4 +1,4 @@
-"""Gets packages as they are shipped: an unpacked wheel in a cache, and its files held against its own RECORD."""
+"""Gets packages as they are shipped: an unpacked wheel in a cache, held against its own RECORD."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def _dist_info(root: Path, package: str) -> Path:
         if _canonical(info.name.removesuffix(".dist-info").rpartition("-")[0]) == want:
             return info
     raise InputError(
-        f"package {package} is not installed", where=str(root), fix="give the site-packages folder that holds it"
+        f"package {package} is not installed",
+        where=str(root),
+        fix="give the site-packages folder that holds it",
     )
 
 
@@ -102,10 +104,8 @@ def check_as_shipped(root: Path, package: str, paths: Iterable[str]) -> None:
     """
     with (_dist_info(root, package) / "RECORD").open(encoding="utf-8", newline="") as file:
         shipped = {row[0]: row[1] for row in csv.reader(file) if len(row) > 1}
-    wrong = []
-    for path in sorted(paths):
-        if (root / path).is_file() and shipped.get(path) != _record_hash(root / path):
-            wrong.append(path)
+    present = [path for path in sorted(paths) if (root / path).is_file()]
+    wrong = [path for path in present if shipped.get(path) != _record_hash(root / path)]
     if wrong:
         raise CheckError(
             f"files of {package} are not as the package ships them",
