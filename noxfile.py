@@ -174,3 +174,16 @@ def bench_census(session: nox.Session) -> None:
 def bench_client(session: nox.Session) -> None:
     """Compare the load clients' figures and cost with a mock's truth and with aiperf, one table."""
     _toolkit(session, "bench-client")
+
+
+@nox.session(default=False)
+def wheels(session: nox.Session) -> None:
+    """Run the tests of the patch series and gate lists on the real wheels of the engines."""
+    _install(session)
+    session.run("pytest", "tests/wheels", *session.posargs)
+
+
+@nox.session(default=False)
+def gates(session: nox.Session) -> None:
+    """List the arch gates of a stack, a folder or a wheel: nox -s gates -- cu130."""
+    _toolkit(session, "gates")

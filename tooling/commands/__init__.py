@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import build, census, correctness, judge, throughput, triage
+from tooling.commands import build, census, correctness, gates, judge, patches, throughput, triage
 
 if TYPE_CHECKING:
     import typer
@@ -17,4 +17,13 @@ class CommandModule(Protocol):
         """Add the commands."""
 
 
-COMMAND_MODULES: tuple[CommandModule, ...] = (build, census, correctness, judge, throughput, triage)
+COMMAND_MODULES: tuple[CommandModule, ...] = (
+    build,
+    census,
+    correctness,
+    gates,
+    judge,
+    patches,
+    throughput,
+    triage,
+)

@@ -1,0 +1,171 @@
+"""What the scan finds and what people judged of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from tooling.records import Record
+
+
+class Pattern(StrEnum):
+    """The forms in which a condition on the architecture is written."""
+
+    ARCH_LIST = "arch-list"  # supported_major_versions=[9, 10]
+    ARCH_LIST_BY_NAME = "arch-list-by-name"  # supported_major_versions=SUPPORTED
+    ADMISSIBLE_ARCHS = "admissible-archs"  # admissible_archs = ["sm_100a"]
+    CAPABILITY_DECORATOR = "capability-decorator"  # @supported_compute_capability([100, 103])
+    SM90_HELPER = "sm90-helper"
+    SM100_HELPER = "sm100-helper"
+    SM90_OR_SM100 = "sm90-or-sm100"  # and nobody else
+    BLACKWELL_HELPER = "blackwell-helper"
+    SM12X_HELPER = "sm12x-helper"
+    NOT_SM12X = "not-sm12x"
+    CAPABILITY_EQUALITY = "capability-equality"  # major == 10, major not in (9, 10)
+    CAPABILITY_LOWER_BOUND = "capability-lower-bound"  # major >= 10
+    CAPABILITY_UPPER_BOUND = "capability-upper-bound"  # sm < 120
+    CAPABILITY_KEYS = "capability-keys"  # {9: ..., 10: ...}
+    ARCH_STRING_KEY = "arch-string-key"  # {"sm_100a": ...}
+    ARCH_STRING = "arch-string"  # "100a"
+    GENCODE_FLAG = "gencode-flag"  # "-gencode=arch=compute_100a,..."
+    NVCC_FLAGS_CONSTANT = "nvcc-flags-constant"  # sm100a_nvcc_flags
+    ARCH_BELOW = "cuda-arch-below"  # __CUDA_ARCH__ < 1200
+    ARCH_EQUAL = "cuda-arch-equal"  # __CUDA_ARCH__ == 1000
+    ARCH_AT_LEAST = "cuda-arch-at-least"  # __CUDA_ARCH__ >= 1000
+    ARCH_FEATURE_MACRO = "cuda-arch-feature-macro"  # CUTLASS_ARCH_MMA_SM100_ENABLED
+    HOST_CHECK = "host-check"  # ICHECK(major == 10)
+    HOST_CONDITION = "host-condition"  # sm >= 100 && sm < 120
+
+
+class Marker(StrEnum):
+    """Instructions that say what hardware a file is for; counted, not listed."""
+
+    TCGEN05 = "tcgen05"
+    WGMMA = "wgmma"
+    MULTIMEM = "multimem"
+
+
+class Polarity(StrEnum):
+    """What a gate does to SM120.
+
+    CLOSED keeps it out of code that it could run; OPEN lets it into code that cannot run there; HARDWARE
+    keeps it out rightly (tcgen05, wgmma, NVLink multicast); MISHANDLED admits it and treats it wrongly; RIGHT
+    admits it or names it, as it should.
+    """
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HARDWARE = "hardware"
+    MISHANDLED = "mishandled"
+    RIGHT = "right"
+    UNJUDGED = "unjudged"
+
+
+class Hit(Record):
+    """One gate.
+
+    Attributes:
+        path: POSIX path below site-packages.
+        line: From 1.
+        pattern: Its form.
+        symbol: Function or class around it, `` at module level or where it is not known.
+        code: The line, white space folded, cut at 160 characters.
+        sm120: The condition's value on SM120, where the scan can tell; None elsewhere.
+    """
+
+    path: str
+    line: int
+    pattern: Pattern
+    symbol: str
+    code: str
+    sm120: bool | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What stays the same when lines move."""
+        return (self.path, self.pattern, self.symbol, self.code)
+
+
+class Judgement(Record):
+    """What somebody found out about one gate or several alike.
+
+    Attributes:
+        id: Number in the review, e.g. `F1`.
+        path: File below site-packages.
+        pattern: Its form; None for any.
+        symbol: Function around it; empty for any.
+        contains: Text that the line holds; empty for any.
+        polarity: The judgement.
+        note: Why, one sentence.
+        patch: Patch of this project that handles it, `<series>/<number>`.
+        hits: How many hits it must cover, so that a new gate of the same look is not judged unseen.
+    """
+
+    id: str
+    path: str
+    pattern: Pattern | None = None
+    symbol: str = ""
+    contains: str = ""
+    polarity: Polarity
+    note: str = Field(min_length=1)
+    patch: str = ""
+    hits: int = Field(default=1, ge=1)
+
+
+class Judgements(Record):
+    """The reviewed gates of one version of a package."""
+
+    package: str
+    version: str
+    judged: tuple[Judgement, ...] = Field(min_length=1)
+
+
+class JudgedHit(Record):
+    """A gate with its judgement; without one it is UNJUDGED, never guessed."""
+
+    hit: Hit
+    polarity: Polarity = Polarity.UNJUDGED
+    id: str = ""
+    note: str = ""
+    patch: str = ""
+
+
+class Skipped(Record):
+    """A tree that was not scanned."""
+
+    path: str
+    files: int
+    reason: str
+
+
+class PackageScan(Record):
+    """The answer for one package.
+
+    Attributes:
+        package: Distribution name.
+        version: Its version.
+        files: How many files were scanned.
+        gates: In the order of path and line.
+        markers: Marker -> [lines, files].
+        skipped: Trees left out, with the reason.
+        unreadable: Files that could not be parsed, with the reason.
+    """
+
+    package: str
+    version: str
+    files: int
+    gates: tuple[JudgedHit, ...]
+    markers: dict[Marker, tuple[int, int]]
+    skipped: tuple[Skipped, ...]
+    unreadable: tuple[str, ...] = ()
+
+    def counts(self) -> dict[Pattern, tuple[int, int]]:
+        """Pattern -> (lines, files)."""
+        lines: dict[Pattern, set[tuple[str, int]]] = {}
+        for gate in self.gates:
+            lines.setdefault(gate.hit.pattern, set()).add((gate.hit.path, gate.hit.line))
+        return {
+            pattern: (len(places), len({path for path, _ in places}))
+            for pattern, places in sorted(lines.items(), key=lambda item: list(Pattern).index(item[0]))
+        }
