@@ -201,9 +201,10 @@ def test_the_passphrase_comes_from_a_file_then_from_the_environment(
 
 def test_without_a_terminal_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(PASSPHRASE_VARIABLE, raising=False)
-    with Path(os.devnull).open() as nobody, pytest.raises(KeyFileError, match="nobody can be asked"):
+    with Path(os.devnull).open() as nobody:
         monkeypatch.setattr("sys.stdin", nobody)
-        read_passphrase()
+        with pytest.raises(KeyFileError, match="nobody can be asked"):
+            read_passphrase()
     (tmp_path / "empty").touch()
     with pytest.raises(KeyFileError, match="empty"):
         read_passphrase(tmp_path / "empty")
