@@ -8,24 +8,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
-from urllib.parse import quote, urlsplit
 
 import requests
 
 from tooling.records import sha256_of, sha256_of_file
 from tooling.registry.errors import (
-    AccessDeniedError,
-    CertificateError,
     ContentError,
     NotFoundError,
-    RateLimitedError,
     RegistryError,
-    RegistryFailureError,
     TagConflictError,
     UnreachableError,
 )
 from tooling.registry.manifest import INDEX, MANIFEST_TYPES, Descriptor, Manifest
 from tooling.registry.transport import NOT_FOUND, Settings, Transport
+from tooling.registry.upload import upload_blob
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +29,7 @@ if TYPE_CHECKING:
 
     from tooling.registry.reference import Reference
 
-_OK, _CREATED, _ACCEPTED, _NO_CONTENT, _PARTIAL = 200, 201, 202, 204, 206
-_PATCHED = frozenset({_ACCEPTED, _NO_CONTENT, _CREATED})
+_OK, _CREATED, _ACCEPTED, _PARTIAL = 200, 201, 202, 206
 #: Largest manifest or record that is read into memory; the specification asks registries for 4 MiB.
 DOCUMENT_MAX_BYTES = 32 * 1024 * 1024
 #: Bytes read at once from a download.
@@ -347,107 +342,15 @@ class Repository:
             answer.close()
 
     def upload(self, content: bytes | Path) -> str:
-        """Write a blob in pieces, unless it is there; a broken piece is resumed where the registry allows it.
-
-        Registry 2.8 refuses to go on after a cut; then the blob starts again.
+        """Write a blob, unless it is there.
 
         Returns:
             Its digest.
+
+        Raises:
+            RegistryError: The registry failed.
         """
-        size, digest = _measure(content)
-        for attempt in range(1, self.settings.attempts + 1):
-            # Also after a failure: the last answer may be all that was lost.
-            if self.has_blob(digest):
-                return digest
-            location = self._start_upload()
-            try:
-                self._send_pieces(location, content, size, digest)
-            except (AccessDeniedError, CertificateError):
-                raise
-            except RegistryError:
-                if attempt == self.settings.attempts:
-                    raise
-                self.settings.sleep(self.settings.backoff_s * 2 ** (attempt - 1))
-            else:
-                return digest
-        raise AssertionError("unreachable")  # the last attempt returned or raised
-
-    def _start_upload(self) -> str:
-        answer = self.transport.request("POST", self._path("blobs/uploads/"), ok={_ACCEPTED}, push=True)
-        return _location(answer)
-
-    def _send_pieces(self, location: str, content: bytes | Path, size: int, digest: str) -> None:
-        offset = stalled = 0
-        while offset < size:
-            piece = _piece(content, offset, self.settings.chunk_bytes)
-            headers = {
-                "Content-Type": "application/octet-stream",
-                "Content-Range": f"{offset}-{offset + len(piece) - 1}",
-            }
-            try:
-                answer = self.transport.request(
-                    "PATCH", location, ok=_PATCHED, push=True, headers=headers, data=piece, once=True
-                )
-            except (UnreachableError, RegistryFailureError, RateLimitedError):
-                self.settings.sleep(self.settings.backoff_s)
-                answer = self.transport.request("GET", location, ok={_NO_CONTENT, _ACCEPTED}, push=True)
-                reached = _end_of_range(answer.headers.get("Range", ""), default=offset)
-            else:
-                reached = _end_of_range(answer.headers.get("Range", ""), default=offset + len(piece))
-            location = _location(answer)
-            stalled = 0 if reached > offset else stalled + 1
-            if stalled == self.settings.attempts:
-                raise RegistryError("an upload does not advance", where=f"{self.name}, byte {offset} of {size}")
-            offset = reached
-        mark = "&" if urlsplit(location).query else "?"
-        self.transport.request(
-            "PUT",
-            f"{location}{mark}digest={quote(digest, safe='')}",
-            ok={_CREATED, _NO_CONTENT},
-            push=True,
-            headers={"Content-Type": "application/octet-stream"},
-            data=b"",
-            once=True,
-        )
-
-
-def _measure(content: bytes | Path) -> tuple[int, str]:
-    """Size in bytes, and digest."""
-    if isinstance(content, bytes):
-        return len(content), f"sha256:{sha256_of(content)}"
-    return content.stat().st_size, f"sha256:{sha256_of_file(content)}"
-
-
-def _piece(content: bytes | Path, offset: int, length: int) -> bytes:
-    if isinstance(content, bytes):
-        return content[offset : offset + length]
-    with content.open("rb") as file:
-        file.seek(offset)
-        return file.read(length)
-
-
-def _end_of_range(header: str, *, default: int) -> int:
-    """Bytes that the registry has of an upload, from its `Range: 0-<last>`.
-
-    Without the header it is what we think; `0-0` may mean one byte or none, so there too.
-    """
-    match = re.fullmatch(r"(?:bytes=)?0-(\d+)", header)
-    if match is None:
-        return default
-    last = int(match[1])
-    return last + 1 if last else min(default, 1)
-
-
-def _location(answer: requests.Response) -> str:
-    """Where an upload goes on.
-
-    Raises:
-        RegistryError: The registry does not say.
-    """
-    location = answer.headers.get("Location", "")
-    if not location:
-        raise RegistryError("the registry does not say where an upload goes on")
-    return location
+        return upload_blob(self, content)
 
 
 def _next_page(answer: requests.Response) -> str:

@@ -85,7 +85,7 @@ def repository(fresh: Callable[[], Repository]) -> Iterator[Repository]:
 
 @pytest.fixture
 def collected(tmp_path: Path) -> Iterator[tuple[Server, Repository]]:
-    """A registry for one test: garbage collection goes over everything, and trips over untagged repositories."""
+    """A registry for one test: garbage collection goes over everything, untagged repositories break it."""
     install_registry()
     with (
         serve(tmp_path / "registry") as server,
