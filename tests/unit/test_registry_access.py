@@ -26,12 +26,18 @@ def test_the_case_an_expired_login_on_a_public_image():
     [
         'Error response from daemon: Head "https://ghcr.io/v2/org/image/manifests/tag": denied: denied',
         "Error response from daemon: unauthorized: authentication required",
-        'failed to resolve reference "ghcr.io/org/image:tag": failed to authorize: failed to fetch oauth token:'
-        " unexpected status from GET request to https://ghcr.io/token: 403 Forbidden: denied",
-        "Error response from daemon: pull access denied for org/image, repository does not exist or may require"
-        " 'docker login': denied: requested access to the resource is denied",
-        "Error response from daemon: Get https://registry.gitlab.com/v2/: unauthorized: HTTP Basic: Access denied."
-        " The provided password or token is incorrect or your account has 2FA enabled",
+        (
+            'failed to resolve reference "ghcr.io/org/image:tag": failed to authorize: failed to fetch oauth'
+            " token: unexpected status from GET request to https://ghcr.io/token: 403 Forbidden: denied"
+        ),
+        (
+            "Error response from daemon: pull access denied for org/image, repository does not exist or may"
+            " require 'docker login': denied: requested access to the resource is denied"
+        ),
+        (
+            "Error response from daemon: Get https://r.test/v2/: unauthorized: HTTP Basic: Access denied."
+            " The provided password or token is incorrect or your account has 2FA enabled"
+        ),
         "denied: Your authorization token has expired. Reauthenticate and try again.",
         "unauthorized: incorrect username or password",
         "Error response from daemon: manifest for org/image:tag not found: manifest unknown",

@@ -62,13 +62,23 @@ def attach(
         BusyError: The index did not come to rest; the record itself is stored and will be found.
         RegistryError: The registry failed.
     """
-    record = artifact_manifest(
-        subject=image, artifact_type=artifact_type, layer=content, annotations=annotations
-    )
-    repository.upload(EMPTY_CONFIG)
-    repository.upload(content)
+    record = upload_record(repository, image, content, artifact_type=artifact_type, annotations=annotations)
     attach_manifest(repository, image.digest, record)
     return record
+
+
+def upload_record(
+    repository: Repository,
+    image: Manifest,
+    content: bytes,
+    *,
+    artifact_type: str,
+    annotations: dict[str, str],
+) -> Manifest:
+    """Write the blobs of a record and make its manifest, which is not written yet."""
+    repository.upload(EMPTY_CONFIG)
+    repository.upload(content)
+    return artifact_manifest(subject=image, artifact_type=artifact_type, layer=content, annotations=annotations)
 
 
 def attach_manifest(repository: Repository, subject: str, record: Manifest) -> None:
