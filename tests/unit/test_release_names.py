@@ -30,6 +30,7 @@ def test_names_are_read_back(stack: str, engine: str):
     assert parsed is not None
     assert (parsed.stack, parsed.engine_version, parsed.date) == (stack, engine.replace("+", "_"), "20261129")
     assert parsed.fits(DIGEST)
+    assert parsed.tag == release_name(stack, engine, WHEN, DIGEST)
     assert not parsed.fits("sha256:" + "f" * 64)
 
 

@@ -19,6 +19,8 @@ from tooling.registry.manifest import EMPTY_CONFIG, Manifest, artifact_manifest,
 from tooling.registry.repository import fallback_tag, image_tag, record_tag
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tooling.registry.repository import Repository
 
 #: Rounds of read, merge, write before we say that too many write at once.
@@ -63,7 +65,7 @@ def attach(
         RegistryError: The registry failed.
     """
     record = upload_record(repository, image, content, artifact_type=artifact_type, annotations=annotations)
-    attach_manifest(repository, image.digest, record)
+    attach_manifests(repository, image.digest, [record])
     return record
 
 
@@ -81,16 +83,20 @@ def upload_record(
     return artifact_manifest(subject=image, artifact_type=artifact_type, layer=content, annotations=annotations)
 
 
-def attach_manifest(repository: Repository, subject: str, record: Manifest) -> None:
-    """Attach a record whose blobs are there already.
+def attach_manifests(repository: Repository, subject: str, records: Sequence[Manifest]) -> None:
+    """Attach records whose blobs are there already; doing it twice changes nothing.
 
     Args:
         repository: Holds the image.
         subject: Digest of the image.
-        record: Manifest of the record.
+        records: Manifests of the records.
+
+    Raises:
+        BusyError: The index did not come to rest; the records themselves are stored and will be found.
+        RegistryError: The registry failed.
     """
-    pushed = repository.tag_once(record, record_tag(subject, record.digest))
-    if pushed is not None and pushed.keeps_referrers:
+    pushed = [repository.tag_once(record, record_tag(subject, record.digest)) for record in records]
+    if pushed and all(answer is not None and answer.keeps_referrers for answer in pushed):
         return
     if repository.referrers_from_api(subject) is None:
         _converge(repository, subject)
@@ -100,8 +106,8 @@ def _converge(repository: Repository, subject: str) -> None:
     """Write the fallback index until it holds everything that is attached."""
     for _ in range(_ROUNDS):
         listed = repository.referrers_from_index(subject)
-        every = repository.referrers(subject)
-        if {item.digest for item in every} == {item.digest for item in listed}:
+        every = repository.with_own_tags(subject, listed)
+        if len(every) == len(listed):
             return
         repository.put_manifest(index_manifest(every), fallback_tag(subject))
         repository.settings.sleep(random.uniform(0, _PAUSE_MAX_S))  # noqa: S311  # jitter

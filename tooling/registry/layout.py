@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tooling.errors import CheckError, InputError, ToolkitError
 from tooling.records import canonical_json, sha256_of, sha256_of_file
-from tooling.registry.attach import attach_manifest, pin
+from tooling.registry.attach import attach_manifests, pin
 from tooling.registry.errors import ContentError, NotFoundError
 from tooling.registry.manifest import INDEX, Descriptor, Manifest
 
@@ -210,7 +210,7 @@ def import_layout(layout: Layout, repository: Repository, tag: str) -> Manifest:
     pin(repository, image)
     for record in records:
         _push_blobs(layout, repository, record)
-        attach_manifest(repository, image.digest, record)
+    attach_manifests(repository, image.digest, records)
     repository.tag_once(image, tag)
     return image
 

@@ -222,8 +222,10 @@ class Repository:
             digest: Of the image, `sha256:<64 hex>`.
         """
         listed = self.referrers_from_api(digest)
-        if listed is None:
-            listed = self.referrers_from_index(digest)
+        return self.with_own_tags(digest, self.referrers_from_index(digest) if listed is None else listed)
+
+    def with_own_tags(self, digest: str, listed: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
+        """A list of referrers, completed by the records that only their own tags show."""
         known = {item.digest: item for item in listed}
         have = {record_tag(digest, item) for item in known}
         for tag in self.tags():

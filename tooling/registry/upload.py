@@ -101,7 +101,6 @@ def _send_pieces(repository: Repository, location: str, content: bytes | Path, s
         push=True,
         headers={"Content-Type": "application/octet-stream"},
         data=b"",
-        once=True,
     )
 
 

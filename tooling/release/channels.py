@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tooling.attest.statement import Statement
 from tooling.errors import BusyError, InputError
 from tooling.records import Record
-from tooling.registry.attach import attach_manifest
+from tooling.registry.attach import attach_manifests
 from tooling.registry.errors import TagConflictError
 from tooling.release.errors import ContradictionError, MissingRecordError, MovedTagError
 from tooling.release.evidence import upload_bundle
@@ -225,7 +225,7 @@ def _append(
         repository.tag_once(record, _log_tag(channel, entry.sequence))
     except TagConflictError as error:
         raise _overtaken(repository, channel) from error
-    attach_manifest(repository, found.digest, record)
+    attach_manifests(repository, found.digest, [record])
     return LoggedEntry(
         entry=entry, digest=found.digest, payload_sha256=signed.payload_sha256, key_id=signed.key_id
     )

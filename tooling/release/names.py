@@ -33,6 +33,11 @@ class ReleaseName:
     date: str
     digest_prefix: str
 
+    @property
+    def tag(self) -> str:
+        """The name as one word."""
+        return f"{self.stack}-{self.engine_version}-{self.date}-{self.digest_prefix}"
+
     def fits(self, digest: str) -> bool:
         """Whether the name is one of this image."""
         return digest.removeprefix("sha256:").startswith(self.digest_prefix)

@@ -11,7 +11,7 @@ from tooling.attest.sbom import Sbom
 from tooling.attest.statement import Statement
 from tooling.errors import InputError
 from tooling.records import Record
-from tooling.registry.attach import attach_manifest, pin
+from tooling.registry.attach import attach_manifests, pin
 from tooling.registry.errors import NotFoundError, TagConflictError
 from tooling.release.evidence import (
     Collected,
@@ -21,7 +21,7 @@ from tooling.release.evidence import (
     name_attestations,
     upload_bundle,
 )
-from tooling.release.names import release_name
+from tooling.release.names import parse_release_name, release_name
 from tooling.release.policy import assess
 from tooling.release.records import ReleaseFacts, ReleasePolicy, ReleaseRecord, Waiver
 from tooling.release.verify import Listed, Verification, list_releases, refused, verify
@@ -143,8 +143,9 @@ def release(
         tool_version=request.tool_version,
     )
     pin(repository, image)
-    for signed in (*evidence, _signed_record(record, collected, repository, key, trust)):
-        attach_manifest(repository, image.digest, upload_bundle(repository, image, signed))
+    evidence.append(_signed_record(record, collected, repository, key, trust))
+    manifests = [upload_bundle(repository, image, signed) for signed in evidence]
+    attach_manifests(repository, image.digest, manifests)
     # Read back by digest what a stranger will read, before the name makes it a release.
     verify(repository, image.digest, trust, now=now)
     repository.tag_once(image, name)
@@ -210,12 +211,15 @@ def previous_release(
         now: The present.
         besides: Digest that does not count, since it is the one being released.
     """
-    ours = [
-        item
-        for item in list_releases(repository, trust, now=now)
-        if item.status is not None and item.stack == stack and item.digest != besides
-    ]
-    return ours[-1] if ours else None
+    names = [name for tag in repository.tags() if (name := parse_release_name(tag)) and name.stack == stack]
+    for date in sorted({name.date for name in names if not name.fits(besides)}, reverse=True):
+        tags = [name.tag for name in names if name.date == date and not name.fits(besides)]
+        ours = [
+            item for item in list_releases(repository, trust, now=now, tags=tags) if item.status is not None
+        ]
+        if ours:
+            return ours[-1]
+    return None
 
 
 def bytes_new(image: Manifest, previous: Manifest) -> int:

@@ -30,6 +30,7 @@ from tooling.release.records import (
 from tooling.sign.errors import TamperedError, WrongKeyError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from tooling.sign.bundle import Signed
@@ -269,16 +270,19 @@ def refused(assessment: Assessment, what: str, rejected: tuple[str, ...] = ()) -
     )
 
 
-def list_releases(source: Source, trust: Trust, *, now: datetime) -> tuple[Listed, ...]:
+def list_releases(
+    source: Source, trust: Trust, *, now: datetime, tags: Sequence[str] | None = None
+) -> tuple[Listed, ...]:
     """Every release of a repository, those that do not hold first, then by age, the newest last.
 
     Args:
         source: Holds them.
         trust: Whose signatures are believed.
         now: The present.
+        tags: Look at these only.
     """
     listed = []
-    for tag in source.tags():
+    for tag in source.tags() if tags is None else tags:
         parsed = parse_release_name(tag)
         if parsed is None:
             continue

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.container.release.bench import Bench, make_bench
 from tests.container.release.proxy import Plan, proxy
 from tests.container.release.registry_server import (
     PASSWORD,
@@ -92,6 +93,11 @@ def collected(tmp_path: Path) -> Iterator[tuple[Server, Repository]]:
         Repository(parse_reference(f"{server.host}/test/collected"), quick()) as repository,
     ):
         yield server, repository
+
+
+@pytest.fixture
+def bench(repository: Repository, tmp_path: Path) -> Bench:
+    return make_bench(repository, tmp_path / "evidence")
 
 
 @pytest.fixture
