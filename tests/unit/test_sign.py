@@ -65,6 +65,9 @@ def test_a_forged_hint_does_not_help_a_stranger():
     document["dsseEnvelope"]["signatures"][0]["keyid"] = KEY.id
     with pytest.raises(TamperedError):
         bundles.verify(json.dumps(document).encode(), TRUST)
+    del document["dsseEnvelope"]["signatures"][0]["keyid"]
+    with pytest.raises(TamperedError):
+        bundles.verify(json.dumps(document).encode(), TRUST)
 
 
 def test_while_a_key_is_replaced_both_are_believed():

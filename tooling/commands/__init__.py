@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from tooling.commands import release
+
 if TYPE_CHECKING:
     import typer
 
@@ -15,4 +17,4 @@ class CommandModule(Protocol):
         """Add the commands."""
 
 
-COMMAND_MODULES: tuple[CommandModule, ...] = ()
+COMMAND_MODULES: tuple[CommandModule, ...] = (release,)

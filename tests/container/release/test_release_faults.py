@@ -41,13 +41,16 @@ def _through(bench: Bench, host: str, **changes: object) -> Bench:
     return replace(bench, repository=Repository(parse_reference(f"{host}/{name}"), quick(**changes)))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("offset", range(5))
+@pytest.mark.parametrize("fault", ["500", "lost", "half"])
+@pytest.mark.parametrize("offset", range(7))
 def test_a_fault_at_any_request_is_survived(bench: Bench, proxied: tuple[str, Plan], fault: str, offset: int):
-    """Every fifth request fails; over the five offsets each request has failed once."""
+    """Every seventh request fails; over the seven offsets each request has failed once.
+
+    Seven, since an upload that starts again takes four or five requests and would meet the same fault again.
+    """
     host, plan = proxied
     plan.reset()
-    plan.fault, plan.when = fault, lambda number, _method, _path: number % 5 == offset
+    plan.fault, plan.when = fault, lambda number, _method, _path: number % 7 == offset
     try:
         through = _through(bench, host)
         done = through.release()
