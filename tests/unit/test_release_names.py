@@ -1,3 +1,4 @@
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -23,12 +24,14 @@ def test_a_name_says_stack_version_day_and_digest():
         ("cu130", "2.14.1+cu130"),
         ("a-1", "2"),
         ("x_y.z", "1.0rc1"),
+        ("4090", "1!2.0-1"),
     ],
 )
 def test_names_are_read_back(stack: str, engine: str):
     parsed = parse_release_name(release_name(stack, engine, WHEN, DIGEST))
     assert parsed is not None
-    assert (parsed.stack, parsed.engine_version, parsed.date) == (stack, engine.replace("+", "_"), "20261129")
+    assert (parsed.stack, parsed.date) == (stack, "20261129")
+    assert parsed.engine_version == re.sub("[+!-]", "_", engine)
     assert parsed.fits(DIGEST)
     assert parsed.tag == release_name(stack, engine, WHEN, DIGEST)
     assert not parsed.fits("sha256:" + "f" * 64)
@@ -41,10 +44,8 @@ def test_names_are_read_back(stack: str, engine: str):
         ("CPU", "1"),
         ("cpu", ""),
         ("cpu", "latest"),
-        ("cpu", "1!2"),
         ("cpu", "1 2"),
         ("c" * 120, "1"),
-        ("cpu", "1-2"),
     ],
 )
 def test_what_makes_no_tag_is_refused(stack: str, engine: str):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _TAG_MAX = 128
 _PATTERN = re.compile(
-    r"(?P<stack>[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?)-(?P<engine>\d[A-Za-z0-9_.]*)-(?P<date>\d{8})-(?P<hex>[0-9a-f]{12})"
+    r"(?P<stack>[a-z0-9][a-z0-9_.]*(?:-[a-z0-9_.]+)*)-(?P<engine>\d[A-Za-z0-9_.]*)-(?P<date>\d{8})-(?P<hex>[0-9a-f]{12})"
 )
 
 
@@ -23,7 +23,7 @@ class ReleaseName:
 
     Attributes:
         stack: Name of the stack.
-        engine_version: As a tag can hold it: `+` is written `_`.
+        engine_version: As a tag can hold it: `+`, `!` and `-` are written `_`.
         date: `yyyymmdd`, UTC.
         digest_prefix: First 12 hex digits of the image's digest.
     """
@@ -48,7 +48,8 @@ def release_name(stack: str, engine_version: str, when: datetime, digest: str) -
 
     Args:
         stack: Name of the stack.
-        engine_version: Version of the engine; a local part (`+cu130`) is kept, with `_` for `+`.
+        engine_version: Version of the engine; `+`, `!` and `-` become `_`, since a tag cannot hold them or
+            the name could not be taken apart.
         when: The moment of the release, UTC.
         digest: Digest of the image manifest.
 
@@ -56,7 +57,12 @@ def release_name(stack: str, engine_version: str, when: datetime, digest: str) -
         InputError: Stack and version do not make a tag.
     """
     name = "-".join(
-        (stack, engine_version.replace("+", "_"), when.strftime("%Y%m%d"), digest.removeprefix("sha256:")[:12])
+        (
+            stack,
+            re.sub(r"[+!-]", "_", engine_version),
+            when.strftime("%Y%m%d"),
+            digest.removeprefix("sha256:")[:12],
+        )
     )
     parsed = parse_release_name(name)
     if len(name) > _TAG_MAX or parsed is None or parsed.stack != stack:

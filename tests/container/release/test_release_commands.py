@@ -47,10 +47,7 @@ def test_from_key_to_import(repository: Repository, tmp_path: Path):
     private, public = write_key_pair(tmp_path / "release", key, PASSPHRASE)
     image = push_image(repository, "by commands")
     now = datetime.now(UTC)
-    times = {
-        "started": (now - timedelta(minutes=2)).isoformat(),
-        "ended": (now - timedelta(minutes=1)).isoformat(),
-    }
+    started, ended = ((now - timedelta(minutes=minutes)).isoformat() for minutes in (2, 1))
     (tmp_path / "policy.yaml").write_text(yaml.safe_dump(CPU_POLICY.model_dump(mode="json")))
     (tmp_path / "facts.yaml").write_text("unjudged_arch_gates: []\n")
     name = repository.name
@@ -64,7 +61,7 @@ def test_from_key_to_import(repository: Repository, tmp_path: Path):
 
     evidence = tmp_path / "evidence"
     write_evidence(build_run(digest=image.digest), key, evidence)
-    write_evidence(gate_run(digest=image.digest, **times), key, evidence)
+    write_evidence(gate_run(digest=image.digest, started=started, ended=ended), key, evidence)
     released = json.loads(_run(*command, "--evidence", str(evidence), "--json"))
     tag = released["name"]
     (listed,) = json.loads(_run("releases", name, *trust, "--json"))

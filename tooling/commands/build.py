@@ -1,0 +1,121 @@
+"""`build`, `lock`, `check-lock` and `schema`: from a declared stack to an image."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path  # noqa: TC003  # typer reads it at run time
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tooling import console
+from tooling.base.bootstrap import bootstrap_base, describe_base, write_base_lock
+from tooling.build import BuildRecord
+from tooling.build import build as build_image
+from tooling.dockerhost import ensure_engine
+from tooling.errors import InputError
+from tooling.lock.coherence import KNOWN_FAULTS, check_coherence, load_known_faults, refuse_if_incoherent
+from tooling.lock.requirements import parse_requirements
+from tooling.lock.resolve import resolve, write_lock
+from tooling.paths import checkout
+from tooling.stack import load_stack
+from tooling.stack.schema import SCHEMA_PATH, stack_schema
+
+StackName = Annotated[str, typer.Argument(help="Name of the stack: a file of stacks/ without its suffix.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+_GB = 1_000_000_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(build)
+    app.command()(lock)
+    app.command("check-lock")(check_lock)
+    app.command()(schema)
+
+
+def build(
+    stack: StackName,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for record and log; by default build/ of the checkout.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build the image of a stack from its pinned inputs and check what is in it."""
+    record = build_image(stack, checkout(), output)
+    if as_json:
+        console.print_json(record)
+    else:
+        console.out.print(_table(record))
+
+
+def _table(record: BuildRecord) -> Table:
+    table = Table(title=f"{record.reference}  {record.size_bytes / _GB:.2f} GB", title_justify="left")
+    for heading, justify in (("layer", "left"), ("MB", "right"), ("diff id", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for layer in record.layers:
+        step = layer.created_by.split("install-layer ")[-1].split(" #")[0][-60:]
+        table.add_row(step, f"{layer.bytes / 1e6:.1f}", layer.diff_id.removeprefix("sha256:")[:12])
+    return table
+
+
+def lock(stack: StackName, as_json: AsJson = False) -> None:
+    """Resolve a stack again: its wheels with their hashes, and the packages of its base."""
+    root = checkout()
+    file = load_stack(stack, root)
+    resolved = resolve(file.stack, root / KNOWN_FAULTS)
+    if file.stack.base.bootstrap is not None:
+        client = ensure_engine(console.say)
+        epoch = _source_date_epoch()
+        reference = bootstrap_base(file.stack, epoch, client, console.say)
+        write_base_lock(file, describe_base(client, reference, epoch))
+    write_lock(file, resolved)
+    console.say(f"locked {len(resolved.wheels)} wheels, {resolved.download_bytes / _GB:.2f} GB to download")
+    if as_json:
+        console.print_json(resolved)
+
+
+def _source_date_epoch() -> int:
+    """Time that the files of an image carry: midnight UTC of the day on which it was locked."""
+    return int(time.time()) // 86400 * 86400
+
+
+def check_lock(
+    file: Annotated[Path, typer.Argument(help="A requirements file with pins, with or without hashes.")],
+    stack: Annotated[str | None, typer.Option(help="Hold it against this stack's CUDA and platform.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Do the pins of a requirements file belong together? CUDA, torch, FlashInfer, tags, known faults."""
+    root = checkout()
+    if not file.is_file():
+        raise InputError("no such file", where=str(file), fix="give a requirements file")
+    pins = parse_requirements(file.read_text(encoding="utf-8"), file)
+    declared = load_stack(stack, root).stack if stack else None
+    findings = check_coherence(
+        pins,
+        cuda=declared.cuda if declared else None,
+        platform=declared.platform if declared else None,
+        known_faults=load_known_faults(root / KNOWN_FAULTS),
+    )
+    if as_json and findings:
+        console.print_json({"pins": len(pins), "findings": [finding.model_dump() for finding in findings]})
+        raise typer.Exit(1)
+    refuse_if_incoherent(findings, str(file))
+    if as_json:
+        console.print_json({"pins": len(pins), "findings": []})
+    else:
+        console.out.print(f"{len(pins)} pins belong together")
+
+
+def schema(
+    check: Annotated[bool, typer.Option(help="Only say whether the committed schema is current.")] = False,
+) -> None:
+    """Write the JSON schema of a stack, which editors and other tools can use."""
+    path = checkout() / SCHEMA_PATH
+    text = json.dumps(stack_schema(), indent=2) + "\n"
+    if check and path.read_text(encoding="utf-8") != text:
+        raise InputError("the committed schema is stale", where=str(path), fix="run blackwell-stacks schema")
+    path.write_text(text, encoding="utf-8")
+    console.say(f"{path} is current")

@@ -1,0 +1,1 @@
+"""Locks: which wheel of which index, by hash, and whether they belong together."""

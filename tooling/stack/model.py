@@ -1,0 +1,299 @@
+"""The model of `stacks/<name>.yaml`: the only place where a version is written."""
+
+from __future__ import annotations
+
+from pathlib import Path  # pydantic reads it at run time
+from typing import Annotated, Literal
+
+from packaging.utils import canonicalize_name
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from tooling.records import Record, sha256_of
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
+Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
+Minor = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
+Target = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[af]?$")]
+Package = Annotated[str, AfterValidator(canonicalize_name)]
+Reason = Annotated[str, Field(min_length=10)]
+
+
+class Targets(Record):
+    """GPU architectures that the image is for.
+
+    Attributes:
+        required: Every gate over device code holds for these.
+        optional: Served too where the packages allow it; reported, never demanded.
+    """
+
+    required: tuple[Target, ...] = ()
+    optional: tuple[Target, ...] = ()
+
+
+class Platform(Record):
+    """What wheels are chosen for.
+
+    Attributes:
+        architecture: Machine, as `uname -m` prints it.
+        glibc: The C library of the base; a wheel tagged for a newer one is not taken.
+        python: Minor version of CPython.
+    """
+
+    architecture: Literal["x86_64", "aarch64"] = "x86_64"
+    glibc: Minor
+    python: Minor
+
+
+class Engine(Record):
+    """The inference engine.
+
+    Attributes:
+        name: Which kind of engine it is; gates know its routes, metrics and logs by this.
+        package: Distribution that carries it.
+        version: Its version.
+    """
+
+    name: Literal["sglang", "xllamacpp", "none"]
+    package: Package
+    version: Version
+
+
+class Bootstrap(Record):
+    """A base root file system made from the distribution's own packages.
+
+    Attributes:
+        suite: Suite of the distribution, e.g. `bookworm`.
+        packages: Packages on top of the minimal system; their resolved versions are in the base lock.
+    """
+
+    suite: Name
+    packages: tuple[str, ...] = Field(min_length=1)
+
+
+class Base(Record):
+    """Where the root file system comes from: exactly one of the two.
+
+    Attributes:
+        bootstrap: Made here from distribution packages.
+        image: An image by digest, `repository@sha256:<64 hex>`.
+    """
+
+    bootstrap: Bootstrap | None = None
+    image: str | None = None
+
+    @field_validator("image")
+    @classmethod
+    def _by_digest(cls, value: str | None) -> str | None:
+        if value is not None:
+            repository, at, digest = value.partition("@sha256:")
+            hexadecimal = len(digest) == 64 and set(digest) <= set("0123456789abcdef")  # noqa: PLR2004
+            if not (repository and at and hexadecimal):
+                raise ValueError("a tag can be moved to another image: write repository@sha256:<64 hex digits>")
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Base:
+        if (self.bootstrap is None) == (self.image is None):
+            raise ValueError("give exactly one of bootstrap and image")
+        return self
+
+
+class Exclusion(Record):
+    """A package that a dependency asks for and the image does without.
+
+    Attributes:
+        package: Its name.
+        reason: Why it is not needed.
+    """
+
+    package: Package
+    reason: Reason
+
+
+class Layer(Record):
+    """Packages that share one image layer, from slow to fast in the order of the stack.
+
+    Attributes:
+        name: Its name in logs and records.
+        packages: Names, or patterns with `*`. The last layer takes what is left and lists none.
+    """
+
+    name: Name
+    packages: tuple[str, ...] = ()
+
+
+class LockRequest(Record):
+    """What is resolved into the lock.
+
+    Attributes:
+        requirements: Besides the engine itself (PEP 508).
+        constraints: Bounds on what others pull in (PEP 508).
+        exclude: Packages kept out although something asks for them.
+        indexes: Names of further package indexes. Their addresses come from the environment variables
+            `BLACKWELL_STACKS_INDEX_<NAME>`, never from this file.
+        allow_yanked: Pins that stay although their index has withdrawn them, `name==version`.
+    """
+
+    requirements: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    exclude: tuple[Exclusion, ...] = ()
+    indexes: tuple[Name, ...] = ()
+    allow_yanked: tuple[str, ...] = ()
+
+
+class Allowance(Record):
+    """A finding in the image that is known and accepted; an entry that matches nothing is an error.
+
+    Attributes:
+        finding: The finding's own words.
+        reason: Why it does no harm.
+    """
+
+    finding: str
+    reason: Reason
+
+
+class PatchSeries(Record):
+    """A patch series under `images/patches/`.
+
+    Attributes:
+        series: Folder, `<package>-<version>`.
+        enable: Patches that are off by default and wanted here.
+        disable: Patches that are on by default and not wanted here.
+    """
+
+    series: str
+    enable: tuple[str, ...] = ()
+    disable: tuple[str, ...] = ()
+
+
+class Serve(Record):
+    """How the image's entrypoint serves.
+
+    Attributes:
+        command: Program and fixed arguments.
+        arguments: Options by name without dashes; `true` is a bare switch. The user may add or override.
+        port: TCP port that the engine listens on.
+    """
+
+    command: tuple[str, ...] = Field(min_length=1)
+    arguments: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    port: int = Field(ge=1, le=65535)
+
+
+class Budget(Record):
+    """What a build may cost.
+
+    Attributes:
+        build_disk_gb: Free disk that the build needs, in GB (10^9 bytes).
+        layer_gb: No layer may be larger, in GB.
+    """
+
+    build_disk_gb: float = Field(gt=0)
+    layer_gb: float = Field(default=2.0, gt=0)
+
+
+class Stack(Record):
+    """A declared inference stack.
+
+    Attributes:
+        name: Name of the stack, and of its file.
+        description: One sentence for people.
+        cuda: CUDA minor of the whole set of wheels; absent for a stack without CUDA.
+        targets: GPU architectures.
+        platform: What wheels are chosen for.
+        engine: The inference engine.
+        base: The root file system.
+        lock: What is resolved into the lock.
+        layers: Image layers of packages, slow to fast.
+        allow: Known findings in the image.
+        patches: Patch series, in order.
+        kernels: Kernel packages compiled into the image.
+        serve: How it serves.
+        environment: Variables of the image.
+        gates: Gates that a release needs.
+        budget: What a build may cost.
+    """
+
+    name: Name
+    description: str = Field(min_length=10)
+    cuda: Minor | None = None
+    targets: Targets = Targets()
+    platform: Platform
+    engine: Engine
+    base: Base
+    lock: LockRequest = LockRequest()
+    layers: tuple[Layer, ...] = Field(min_length=1)
+    allow: tuple[Allowance, ...] = ()
+    patches: tuple[PatchSeries, ...] = ()
+    kernels: tuple[str, ...] = ()
+    serve: Serve
+    environment: dict[str, str] = Field(default_factory=dict)
+    gates: tuple[str, ...] = ()
+    budget: Budget
+
+    @field_validator("environment")
+    @classmethod
+    def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "APIKEY", "API_KEY")):
+                raise ValueError(f"{name} looks like a secret: an image is readable by everybody who pulls it")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Stack:
+        if bool(self.targets.required) != (self.cuda is not None):
+            raise ValueError("cuda and targets.required belong together: give both or none")
+        for layer in self.layers[:-1]:
+            if not layer.packages:
+                raise ValueError(f"layer {layer.name!r} lists no packages: only the last layer takes the rest")
+        if self.layers[-1].packages:
+            raise ValueError(f"the last layer {self.layers[-1].name!r} takes the rest and lists no packages")
+        return self
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Everything that the lock is resolved from (PEP 508)."""
+        return (f"{self.engine.package}=={self.engine.version}", *self.lock.requirements)
+
+    @property
+    def lock_request_sha256(self) -> str:
+        """Hash of all that decides the lock of wheels; a lock made for anything else is refused."""
+        return sha256_of(
+            {
+                "stack": self.name,
+                "cuda": self.cuda,
+                "platform": self.platform.model_dump(mode="json"),
+                "requirements": self.requirements,
+                "lock": self.lock.model_dump(mode="json"),
+            }
+        )
+
+    @property
+    def base_request_sha256(self) -> str:
+        """Hash of all that decides the base."""
+        return sha256_of(
+            {"base": self.base.model_dump(mode="json"), "architecture": self.platform.architecture}
+        )
+
+
+class StackFile(Record):
+    """A stack together with the files that stand beside it.
+
+    Attributes:
+        stack: The declaration.
+        path: Its file.
+    """
+
+    stack: Stack
+    path: Path
+
+    @property
+    def lock_path(self) -> Path:
+        """The lock of wheels."""
+        return self.path.with_name(f"{self.stack.name}.lock.txt")
+
+    @property
+    def base_lock_path(self) -> Path:
+        """The lock of the base's packages."""
+        return self.path.with_name(f"{self.stack.name}.base.lock.txt")
