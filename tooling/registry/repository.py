@@ -108,14 +108,7 @@ class Repository:
             ContentError: It does not have the digest that was asked for, or that the registry claims.
             RegistryError: The registry failed.
         """
-        answer = self.transport.request(
-            "GET",
-            self._path(f"manifests/{name}"),
-            ok={_OK},
-            headers={"Accept": ", ".join(MANIFEST_TYPES)},
-            stream=True,
-        )
-        content = self._body(answer, DOCUMENT_MAX_BYTES)
+        answer, content = self._document(f"manifests/{name}", {"Accept": ", ".join(MANIFEST_TYPES)})
         digest = f"sha256:{sha256_of(content)}"
         claimed = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest", digest)
         if claimed != digest:
@@ -273,8 +266,7 @@ class Repository:
         """
         if descriptor.size > DOCUMENT_MAX_BYTES:
             raise ContentError(f"a record of {descriptor.size} bytes is not read", where=descriptor.digest)
-        answer = self.transport.request("GET", self._path(f"blobs/{descriptor.digest}"), ok={_OK}, stream=True)
-        content = self._body(answer, DOCUMENT_MAX_BYTES)
+        _, content = self._document(f"blobs/{descriptor.digest}", {})
         if f"sha256:{sha256_of(content)}" != descriptor.digest:
             raise ContentError(
                 "a blob does not have its digest: the registry's copy is damaged",
@@ -283,18 +275,30 @@ class Repository:
             )
         return content
 
-    def _body(self, answer: requests.Response, limit: int) -> bytes:
+    def _document(self, path: str, headers: dict[str, str]) -> tuple[requests.Response, bytes]:
+        """Fetch something small; an answer that breaks off is asked for again."""
+        for attempt in range(1, self.settings.attempts + 1):
+            answer = self.transport.request("GET", self._path(path), ok={_OK}, headers=headers, stream=True)
+            try:
+                return answer, self._body(answer)
+            except requests.exceptions.RequestException as error:
+                if attempt == self.settings.attempts:
+                    raise UnreachableError(
+                        "the answer broke off",
+                        where=f"{self.name}, {path}: {type(error).__name__}",
+                        fix="run the command again",
+                    ) from error
+                self.settings.sleep(self.settings.backoff_s * 2 ** (attempt - 1))
+        raise AssertionError("unreachable")  # the last attempt returned or raised
+
+    def _body(self, answer: requests.Response) -> bytes:
         """The whole body, up to a limit: a hostile registry must not fill the memory."""
         content = bytearray()
         try:
             for piece in answer.iter_content(_READ_BYTES):
                 content += piece
-                if len(content) > limit:
-                    raise ContentError(f"the answer is larger than {limit} bytes", where=self.name)
-        except requests.exceptions.RequestException as error:
-            raise UnreachableError(
-                "the answer broke off", where=self.name, fix="run the command again"
-            ) from error
+                if len(content) > DOCUMENT_MAX_BYTES:
+                    raise ContentError(f"the answer is larger than {DOCUMENT_MAX_BYTES} bytes", where=self.name)
         finally:
             answer.close()
         return bytes(content)

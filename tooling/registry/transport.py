@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
@@ -23,12 +24,12 @@ from tooling.registry.login import REFUSED, TRANSIENT, UNAUTHORIZED, Login, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
     from tooling.registry.credentials import DockerConfig
     from tooling.registry.reference import Reference
 
 NOT_FOUND, TOO_MANY = 404, 429
+_CERTIFICATES_OF_ENGINE = Path("/etc/docker/certs.d")
 #: Longest pause that a registry may ask for, in seconds.
 _RETRY_AFTER_MAX_S = 60.0
 
@@ -38,7 +39,8 @@ class Settings:
     """How to speak to registries.
 
     Attributes:
-        ca_file: PEM file with the only authorities to believe; None: those of the system.
+        ca_file: PEM file with the only authorities to believe; None: those that the Docker Engine has for this
+            registry, else those of the system.
         plain_http: Use HTTP although the registry is not on this machine; only when the user asked for it.
         attempts: How often one request is tried.
         backoff_s: Pause before the second attempt, in seconds; it doubles each time, with jitter.
@@ -82,6 +84,10 @@ class Transport:
         self._session.auth = lambda request: request
         self._base = ""
         settings = self.settings
+        # Where the Docker Engine looks for a registry's own authority, too.
+        of_engine = _CERTIFICATES_OF_ENGINE / self.reference.host / "ca.crt"
+        ca_file = settings.ca_file or (of_engine if of_engine.is_file() else None)
+        self._authorities: str | bool = str(ca_file) if ca_file else True
         self.login = Login(self.reference, settings.login, settings.plain_http, self._raw, settings.notify)
 
     def close(self) -> None:
@@ -177,7 +183,7 @@ class Transport:
                 url,
                 timeout=(settings.connect_timeout_s, settings.read_timeout_s),
                 # Given with each request, since the environment would override the session's.
-                verify=str(settings.ca_file) if settings.ca_file else True,
+                verify=self._authorities,
                 **arguments,
             )
         except requests.exceptions.SSLError as error:
@@ -202,7 +208,7 @@ class Transport:
         """HTTP when it was asked for, or when a registry on this machine does not speak TLS."""
         if self.settings.plain_http:
             return "http"
-        if self.settings.ca_file or not self.reference.is_loopback:
+        if self._authorities is not True or not self.reference.is_loopback:
             return "https"
         try:
             answer = self._raw("GET", f"http://{self.reference.api_host}/v2/")

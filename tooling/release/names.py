@@ -56,14 +56,8 @@ def release_name(stack: str, engine_version: str, when: datetime, digest: str) -
     Raises:
         InputError: Stack and version do not make a tag.
     """
-    name = "-".join(
-        (
-            stack,
-            re.sub(r"[+!-]", "_", engine_version),
-            when.strftime("%Y%m%d"),
-            digest.removeprefix("sha256:")[:12],
-        )
-    )
+    engine = re.sub(r"[+!-]", "_", engine_version)
+    name = f"{stack}-{engine}-{when:%Y%m%d}-{digest.removeprefix('sha256:')[:12]}"
     parsed = parse_release_name(name)
     if len(name) > _TAG_MAX or parsed is None or parsed.stack != stack:
         raise InputError(

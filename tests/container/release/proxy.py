@@ -22,7 +22,7 @@ class Plan:
 
     Attributes:
         fault: `500`, `429`, `cut` (before the registry sees it), `lost` (after: the answer is lost), `half`
-            (half of the body arrives) or nothing.
+            (half of the request's body arrives), `torn` (half of the answer's body arrives) or nothing.
         when: Told number, method and path of a request; whether it is broken.
         referrers_api: Answer the referrers API, which registry 2.8 lacks.
         seen: Method and path of every request, in order.
@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if plan.referrers_api and self.command == "PUT" and "/manifests/" in self.path:
             headers |= self._note_subject(body, headers)
-        self._answer(status, headers, content)
+        self._answer(status, headers, content, torn=broken == "torn")
 
     def _note_subject(self, body: bytes, headers: dict[str, str]) -> dict[str, str]:
         document = json.loads(body)
@@ -116,14 +116,15 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, *, torn: bool = False) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            self.wfile.write(content[: len(content) // 2] if torn else content)
+        self.close_connection = self.close_connection or torn
 
 
 for _method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.container
 
-FAULTS = ("500", "429", "cut", "lost", "half")
+FAULTS = ("500", "429", "cut", "lost", "half", "torn")
 
 
 def _through(bench: Bench, host: str, **changes: object) -> Bench:
@@ -41,7 +41,7 @@ def _through(bench: Bench, host: str, **changes: object) -> Bench:
     return replace(bench, repository=Repository(parse_reference(f"{host}/{name}"), quick(**changes)))
 
 
-@pytest.mark.parametrize("fault", ["500", "lost", "half"])
+@pytest.mark.parametrize("fault", ["500", "lost", "half", "torn"])
 @pytest.mark.parametrize("offset", range(7))
 def test_a_fault_at_any_request_is_survived(bench: Bench, proxied: tuple[str, Plan], fault: str, offset: int):
     """Every seventh request fails; over the seven offsets each request has failed once.
