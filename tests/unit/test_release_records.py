@@ -108,7 +108,7 @@ def test_every_old_record_still_verifies(path: Path):
 
 
 def _holds(read: Any, was_signed: Any) -> bool:
-    """Whether everything that was signed is still read; fields that came later have their defaults beside it."""
+    """Whether everything that was signed is still read; later fields have their defaults beside it."""
     if isinstance(was_signed, dict):
         return all(name in read and _holds(read[name], value) for name, value in was_signed.items())
     if isinstance(was_signed, list):
