@@ -223,7 +223,11 @@ class Repository:
         have = {record_tag(digest, item) for item in known}
         for tag in self.tags():
             if is_record_tag(tag, digest) and tag not in have:
-                record = self.manifest(tag)
+                try:
+                    record = self.manifest(tag)
+                except NotFoundError:
+                    # Registry 2.8 lists a tag before it can be read: its writer is not done and will see to it.
+                    continue
                 known[record.digest] = record.descriptor()
         return tuple(known[key] for key in sorted(known))
 

@@ -264,8 +264,8 @@ def _messages(answer: requests.Response) -> list[str]:
     try:
         errors = answer.json()["errors"]
         return [f"{item.get('code', '')}: {item.get('message', '')}" for item in errors][:5]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
+    except (requests.exceptions.RequestException, ValueError, KeyError, TypeError, AttributeError):
+        return []  # also when the answer breaks off: its status says enough
 
 
 def _reason(error: BaseException) -> str:

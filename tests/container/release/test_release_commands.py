@@ -66,11 +66,12 @@ def test_from_key_to_import(repository: Repository, tmp_path: Path):
     tag = released["name"]
     (listed,) = json.loads(_run("releases", name, *trust, "--json"))
     assert (listed["name"], listed["status"]) == (tag, "qualified")
-    assert "qualified" in _run("show", f"{name}:{tag}", *trust)
-    assert "gate:correctness" in _run("show", f"{name}:{tag}", *trust)
-    assert json.loads(_run("verify", f"{name}:{tag}", *trust, "--json"))["digest"] == image.digest
+    shown = _run("show", f"{name}:{tag}", *trust)
+    assert "qualified" in shown
+    assert "gate:correctness" in shown
     _run("promote", f"{name}:{tag}", "stable", *common, "--reason", "first")
-    assert json.loads(_run("verify", f"{name}:stable", *trust, "--json"))["release"]["name"] == tag
+    found = json.loads(_run("verify", f"{name}:stable", *trust, "--json"))
+    assert (found["release"]["name"], found["digest"]) == (tag, image.digest)
 
     _run("export-layout", f"{name}:stable", str(tmp_path / "export"), *trust)
     assert tag in _run("verify", f"oci:{tmp_path}/export:{tag}", *trust)
