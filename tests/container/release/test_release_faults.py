@@ -90,8 +90,6 @@ def test_a_registry_that_fails_for_good_at_any_request_never_leaves_half_a_relea
             if name in direct.tags():
                 tag_seen_at = tag_seen_at or position
                 assert verify(direct, name, TRUST, now=NOW).status is Status.QUALIFIED
-            else:
-                assert not tag_seen_at
             if position % 10 == 0:  # what broke off is completed by the same command
                 assert bench.release().name == name
     assert position > 40
