@@ -73,7 +73,8 @@ def _install(session: nox.Session) -> None:
 def _toolkit(session: nox.Session, *arguments: str) -> None:
     """Run a command of the console script with what follows `--` on nox's command line."""
     _install(session)
-    session.run("blackwell-stacks", *arguments, *session.posargs)
+    # Time to stop a build in good order before nox ends it the hard way.
+    session.run("blackwell-stacks", *arguments, *session.posargs, interrupt_timeout=30, terminate_timeout=30)
 
 
 def _stack_session(stack: str, verb: str, docstring: str) -> None:
@@ -127,9 +128,7 @@ def promote(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """Check style and types."""
     _install(session)
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy")
+    _lint(session)
 
 
 @nox.session
@@ -144,3 +143,45 @@ def container(session: nox.Session) -> None:
     """Run the tests that use a real Docker Engine."""
     _install(session)
     session.run("pytest", "tests/container", *session.posargs)
+
+
+@nox.session(default=False)
+def test(session: nox.Session) -> None:
+    """Run all that CI runs: style, types, unit and container tests, the real build."""
+    _install(session)
+    _lint(session)
+    session.run("blackwell-stacks", "build", "cu130")
+    session.run("pytest", "tests/unit", "tests/container", *session.posargs)
+
+
+@nox.session(name="bench-build", default=False)
+def bench_build(session: nox.Session) -> None:
+    """Time a cold build against a plain `uv pip install` of the same lock, and a rebuild after one change."""
+    _toolkit(session, "bench-build")
+
+
+@nox.session(name="lock-tools", default=False)
+def lock_tools(session: nox.Session) -> None:
+    """Resolve the toolkit's own requirements again."""
+    _install(session)
+    options = ["--universal", "--python-version=3.11", "--generate-hashes", "--no-emit-index-url"]
+    options += ["--no-header", "--no-annotate", "--extra=dev", "--quiet"]
+    session.run("uv", "pip", "compile", "pyproject.toml", *options, "--output-file", str(LOCK))
+
+
+def _lint(session: nox.Session) -> None:
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session(default=False)
+def census(session: nox.Session) -> None:
+    """List the device code of an image or folder by architecture: nox -s census -- IMAGE|DIR."""
+    _toolkit(session, "census")
+
+
+@nox.session(name="bench-census", default=False)
+def bench_census(session: nox.Session) -> None:
+    """Time the census against cuobjdump and compare the answers: nox -s bench-census -- DIR."""
+    _toolkit(session, "bench-census")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -25,6 +26,7 @@ for module in COMMAND_MODULES:
 
 def main() -> None:
     """Run one command; a known failure is one message and an exit code, never a traceback."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app(standalone_mode=True)
     except ToolkitError as error:
@@ -32,9 +34,14 @@ def main() -> None:
             console.print_json({"error": error.as_record()})
         console.err.print(Text("error: ", style="bold red"), Text(str(error)), sep="")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         console.say("interrupted: what had been started was stopped, nothing was tagged")
-        sys.exit(130)
+        sys.exit(143 if interruption.args else 130)
+
+
+def _terminate(number: int, _: object) -> None:
+    """SIGTERM ends a command the same way as Ctrl-C: children stopped, nothing half-done."""
+    raise KeyboardInterrupt(number)
 
 
 if __name__ == "__main__":

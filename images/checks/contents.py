@@ -7,7 +7,6 @@ it must be.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -31,7 +30,7 @@ from torch_build import torch_build
 
 def examine(site: Path, expected: dict[str, Any]) -> dict[str, Any]:
     """Run every check over a site-packages folder; the report has what was looked at and what was found."""
-    distributions = read_distributions(importlib.metadata.distributions(path=[str(site)]))
+    distributions = read_distributions(site)
     libraries = read_libraries(site)
     altered, hashed_files, hashed_bytes = altered_files(distributions)
     findings = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import importlib.metadata
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -15,8 +17,8 @@ from packaging.tags import parse_tag, sys_tags
 from packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from importlib.metadata import Distribution
+    from collections.abc import Mapping
+    from pathlib import Path
 
 _EXTRA = re.compile(r"extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
 
@@ -34,27 +36,27 @@ class Installed:
     """
 
     version: str
-    files: dict[Path, str | None] = field(default_factory=dict)
+    files: dict[str, str | None] = field(default_factory=dict)
     requires: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     size: int = 0
 
 
-def read_distributions(found: Iterable[Distribution]) -> dict[str, Installed]:
-    """Distributions by canonical name."""
+def read_distributions(site: Path) -> dict[str, Installed]:
+    """Distributions of a site-packages folder, by canonical name."""
     result: dict[str, Installed] = {}
-    for distribution in found:
+    for distribution in importlib.metadata.distributions(path=[str(site)]):
         wheel = distribution.read_text("WHEEL") or ""
         installed = Installed(
             version=distribution.version,
             requires=list(distribution.requires or []),
             tags=[line.split(":", 1)[1].strip() for line in wheel.splitlines() if line.startswith("Tag:")],
         )
-        for file in distribution.files or []:
-            path = Path(str(distribution.locate_file(file))).resolve()
-            hashed = file.hash is not None and file.hash.mode == "sha256"
-            installed.files[path] = file.hash.value if hashed and file.hash else None
-            installed.size += path.stat().st_size if path.is_file() else 0
+        # Plain strings: a Path for each of 90,000 files takes longer than all the rest of this check.
+        for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+            path = os.path.normpath(os.path.join(site, row[0]))  # noqa: PTH118
+            mode, _, digest = row[1].partition("=")
+            installed.files[path] = digest if mode == "sha256" else None
         result[canonicalize_name(distribution.metadata["Name"])] = installed
     return result
 
@@ -73,43 +75,53 @@ def compare_with_lock(distributions: Mapping[str, Installed], locked: Mapping[st
 
 
 def altered_files(distributions: Mapping[str, Installed]) -> tuple[list[str], int, int]:
-    """Files that are missing or not as their wheel's RECORD says; and how many files and bytes were hashed."""
+    """Files that are missing or not as their wheel's RECORD says; and how many files and bytes were hashed.
+
+    Sets the size of each distribution on the way.
+    """
+    owners = _owners(distributions)
     expected = [
         (name, path, digest)
         for name, installed in distributions.items()
         for path, digest in installed.files.items()
-        if digest is not None
+        # Which content a file with two owners has is another check's business.
+        if digest is not None and len(owners[path]) == 1
     ]
-    # Scripts are rewritten by the installer, and two owners of one path are another check's business.
-    owners = _owners(distributions)
-    findings, size = [], 0
 
-    def judge(item: tuple[str, Path, str]) -> tuple[str | None, int]:
+    def judge(item: tuple[str, str, str]) -> tuple[str, str, int]:
         name, path, digest = item
-        if not path.is_file():
-            return f"{name}: {path} of its wheel is missing", 0
-        if len(owners[path]) == 1 and _digest(path) != digest:
-            return f"{name}: {path} is not as in its wheel", 0
-        return None, path.stat().st_size
+        try:
+            found, size = _digest(path)
+        except FileNotFoundError:
+            return name, f"{name}: {_below_site(path)} of its wheel is missing", 0
+        return name, "" if found == digest else f"{name}: {_below_site(path)} is not as in its wheel", size
 
+    findings, total = [], 0
     with ThreadPoolExecutor() as pool:
-        for finding, count in pool.map(judge, expected):
-            size += count
+        for name, finding, size in pool.map(judge, expected, chunksize=64):
+            distributions[name].size += size
+            total += size
             if finding:
                 findings.append(finding)
     if not expected:
         findings.append("no file of any package has a hash: nothing was verified")
-    return findings, len(expected), size
+    return findings, len(expected), total
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+def _digest(path: str) -> tuple[str, int]:
+    """Urlsafe base64 SHA-256 of a file, as RECORD writes it, and its size."""
+    with open(path, "rb") as file:  # noqa: PTH123
         digest = hashlib.file_digest(file, "sha256").digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode(), file.tell()
 
 
-def _owners(distributions: Mapping[str, Installed]) -> dict[Path, list[str]]:
-    owners: dict[Path, list[str]] = {}
+def _below_site(path: str) -> str:
+    """A path as findings show it: the same wherever site-packages lies."""
+    return path.rsplit("/site-packages/", 1)[-1]
+
+
+def _owners(distributions: Mapping[str, Installed]) -> dict[str, list[str]]:
+    owners: dict[str, list[str]] = {}
     for name, installed in sorted(distributions.items()):
         for path in installed.files:
             owners.setdefault(path, []).append(name)
@@ -121,8 +133,7 @@ def shared_files(distributions: Mapping[str, Installed]) -> list[str]:
     findings = []
     for path, names in _owners(distributions).items():
         if len({distributions[name].files[path] for name in names}) > 1:
-            below = str(path).rsplit("/site-packages/", 1)[-1]
-            findings.append(f"{below} belongs to {' and '.join(names)}")
+            findings.append(f"{_below_site(path)} belongs to {' and '.join(names)}")
     return findings
 
 

@@ -101,6 +101,13 @@ def test_other_conflicts_show_the_resolvers_words():
     assert "depends on b<2" in str(error)
 
 
+def test_an_index_that_fails_is_not_a_conflict_of_requirements():
+    error = explain_failure(
+        STACK, ["error: Request failed after 3 retries", "cause: Failed to fetch: http://x"]
+    )
+    assert error.what == "the package index did not answer as it should"
+
+
 def test_a_withdrawn_wheel_is_refused_unless_kept_on_purpose():
     warning = 'warning: `hello==1.0.0` is yanked (reason: "broken metadata")'
     with pytest.raises(InputError, match="yanked") as caught:

@@ -56,13 +56,14 @@ _METADATA_ONLY = re.compile(
 )
 
 
-def build(name: str, root: Path, output: Path | None = None) -> BuildRecord:
+def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool = False) -> BuildRecord:
     """Build and check the image of a stack; only then it gets a name.
 
     Args:
         name: Name of the stack.
         root: The checkout.
         output: Folder for records and logs; by default `build/` in the checkout.
+        no_cache: Run every step again, as on a machine that never built this stack.
 
     Returns:
         The record, which is also written beside the log.
@@ -87,6 +88,7 @@ def build(name: str, root: Path, output: Path | None = None) -> BuildRecord:
             directory=directory,
             temporary=Path(temporary),
             started=started,
+            no_cache=no_cache,
         )
         if not _built_before(client, name):
             require_disk(client, stack.budget.build_disk_gb, console.say)
@@ -97,7 +99,7 @@ def build(name: str, root: Path, output: Path | None = None) -> BuildRecord:
         hashes = gather(stack, lock, layers, images=root / "images", context=job.context, epoch=base.epoch)
         inputs = _inputs(stack, lock, base, root / "images", hashes)
         labels = {**labels_of(stack, lock, base), f"{LABEL}.inputs-sha256": inputs.sha256}
-        dockerfile = render_dockerfile(stack, base, root / "images", labels, ca=_ca_bundle() is not None)
+        dockerfile = render_dockerfile(stack, base, root / "images", labels, ca=ca_bundle() is not None)
         job.dockerfile.write_text(dockerfile, encoding="utf-8")
         image_id = _run_build(job)
         try:
@@ -122,6 +124,7 @@ class _Job:
     directory: Path
     temporary: Path
     started: str
+    no_cache: bool
     durations_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -173,7 +176,7 @@ def _built_before(client: docker.DockerClient, name: str) -> bool:
     return bool(client.images.list(filters={"label": f"{LABEL}.stack={name}"}))
 
 
-def _ca_bundle() -> str | None:
+def ca_bundle() -> str | None:
     """This machine's CA bundle, which goes into the build as a secret and never stays."""
     given = os.environ.get("SSL_CERT_FILE")
     return next((path for path in (given, *_CA_BUNDLES) if path and Path(path).is_file()), None)
@@ -233,12 +236,14 @@ def _run_build(job: _Job) -> str:
     indexes.touch(mode=0o600)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in uv_index_variables(addresses).items()]
     indexes.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    ca = _ca_bundle()
+    ca = ca_bundle()
     secrets = {"indexes": str(indexes)} | ({"ca": ca} if ca else {})
     iid = job.temporary / "iid"
     argv = build_argv(
         job.builder, job.dockerfile, job.context, iid, secrets, host_network=on_loopback(addresses)
     )
+    if job.no_cache:
+        argv.insert(-1, "--no-cache")
     last: deque[str] = deque(maxlen=40)
     console.say(f"building {job.stack.name} with {job.builder.path} {job.builder.version}, log {job.log}")
     with job.log.open("w", encoding="utf-8") as stream, Progress(stream) as progress:

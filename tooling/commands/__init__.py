@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import build, release
+from tooling.commands import build, census, release, triage
 
 if TYPE_CHECKING:
     import typer
@@ -17,4 +17,9 @@ class CommandModule(Protocol):
         """Add the commands."""
 
 
-COMMAND_MODULES: tuple[CommandModule, ...] = (build, release)
+COMMAND_MODULES: tuple[CommandModule, ...] = (
+    build,
+    census,
+    release,
+    triage,
+)

@@ -14,6 +14,7 @@ from tooling import console
 from tooling.base.bootstrap import bootstrap_base, describe_base, write_base_lock
 from tooling.build import BuildRecord
 from tooling.build import build as build_image
+from tooling.build.bench import run_bench
 from tooling.dockerhost import ensure_engine
 from tooling.errors import InputError
 from tooling.lock.coherence import KNOWN_FAULTS, check_coherence, load_known_faults, refuse_if_incoherent
@@ -34,6 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command()(lock)
     app.command("check-lock")(check_lock)
     app.command()(schema)
+    app.command("bench-build")(bench_build)
 
 
 def build(
@@ -41,10 +43,11 @@ def build(
     output: Annotated[
         Path | None, typer.Option(help="Folder for record and log; by default build/ of the checkout.")
     ] = None,
+    no_cache: Annotated[bool, typer.Option(help="Run every step again.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the image of a stack from its pinned inputs and check what is in it."""
-    record = build_image(stack, checkout(), output)
+    record = build_image(stack, checkout(), output, no_cache=no_cache)
     if as_json:
         console.print_json(record)
     else:
@@ -107,6 +110,26 @@ def check_lock(
         console.print_json({"pins": len(pins), "findings": []})
     else:
         console.out.print(f"{len(pins)} pins belong together")
+
+
+def bench_build(
+    stack: StackName = "cu130",
+    as_json: AsJson = False,
+) -> None:
+    """Time a cold build against a plain install of the same lock, and a rebuild after one change."""
+    result = run_bench(stack, checkout())
+    if as_json:
+        console.print_json(result)
+        return
+    table = Table("what", "seconds", "ratio to plain", title=f"build of {stack}, one run on this machine")
+    for name, seconds in (
+        ("plain uv pip install, one step", result.plain_s),
+        ("cold build, checks included", result.cold_s),
+        ("rebuild after one argument", result.rebuild_s),
+    ):
+        table.add_row(name, f"{seconds:.1f}", f"{seconds / result.plain_s:.2f}")
+    console.out.print(table)
+    console.out.print(f"image {result.image_bytes / _GB:.2f} GB, plain {result.plain_bytes / _GB:.2f} GB")
 
 
 def schema(

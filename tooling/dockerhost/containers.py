@@ -24,7 +24,7 @@ class Finished(NamedTuple):
 def run_once(client: docker.DockerClient, image: str, command: Sequence[str]) -> Finished:
     """Run a command in a new container without a network, and remove the container whatever happens.
 
-    The output is read after the end: following the log while it is written loses pieces with engine 20.10 (seen:
+    The output is read after the end: following a log while it is written loses pieces with engine 20.10 (seen:
     a JSON document of 20 KB that came back with a hole).
     """
     container = client.containers.create(image, list(command), network_mode="none")

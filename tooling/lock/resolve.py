@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tooling.stack.model import Stack, StackFile
 
 _YANKED = re.compile(r"`(?P<pin>[^`]+)` is yanked(?: \(reason: \"?(?P<reason>[^)\"]*)\"?\))?")
+_UNREACHABLE = re.compile(r"Failed to fetch|error sending request|Request failed after|dns error|tcp connect")
 _NO_WHEEL = re.compile(r"has no wheels with a matching (?P<what>platform|Python ABI|Python version|Python) tag")
 
 
@@ -92,6 +93,13 @@ def explain_failure(stack: Stack, lines: list[str]) -> InputError:
             where=f"stack {stack.name}, platform",
             details=lines,
             fix="take a base with a newer glibc or another Python (see above), or another version",
+        )
+    if _UNREACHABLE.search(text):
+        return InputError(
+            "the package index did not answer as it should",
+            where=f"stack {stack.name}",
+            details=lines,
+            fix="check this machine's index, proxy and certificate settings, then lock again",
         )
     return InputError(
         "the requirements cannot be satisfied together",

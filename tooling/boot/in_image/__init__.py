@@ -1,0 +1,1 @@
+"""Scripts that run inside an image, with its interpreter and its packages."""
