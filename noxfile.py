@@ -94,6 +94,36 @@ for _stack in STACKS:
     )
 
 
+@nox.session(default=False)
+def keygen(session: nox.Session) -> None:
+    """Make a signing key: `-- PREFIX`; the passphrase comes from a file, the environment or a prompt."""
+    _toolkit(session, "keygen")
+
+
+@nox.session(default=False)
+def releases(session: nox.Session) -> None:
+    """List the releases of a repository with status, hardware and waivers: `-- REPOSITORY --trust KEYS`."""
+    _toolkit(session, "releases")
+
+
+@nox.session(default=False)
+def show(session: nox.Session) -> None:
+    """Show one release with its checklist: `-- IMAGE --trust KEYS`."""
+    _toolkit(session, "show")
+
+
+@nox.session(default=False)
+def verify(session: nox.Session) -> None:
+    """Check signatures, digests and policy of a release: `-- IMAGE --trust KEYS`."""
+    _toolkit(session, "verify")
+
+
+@nox.session(default=False)
+def promote(session: nox.Session) -> None:
+    """Move a channel to a release: `-- RELEASE CHANNEL --key KEY --trust KEYS`."""
+    _toolkit(session, "promote")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and types."""

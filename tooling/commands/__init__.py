@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import build, census, correctness, gates, judge, patches, throughput, triage
+from tooling.commands import build, census, correctness, gates, judge, patches, release, throughput, triage
 
 if TYPE_CHECKING:
     import typer
@@ -20,10 +20,6 @@ class CommandModule(Protocol):
 COMMAND_MODULES: tuple[CommandModule, ...] = (
     build,
     census,
-    correctness,
-    gates,
-    judge,
-    patches,
-    throughput,
+COMMAND_MODULES: tuple[CommandModule, ...] = (build, census, correctness, gates, judge, patches, release, throughput, triage,)
     triage,
 )

@@ -1,0 +1,1 @@
+"""Attestations: in-toto statements about one image digest, made from records and read back into them."""

@@ -1,0 +1,1 @@
+"""OCI registries over the plain distribution API, and OCI layout directories."""

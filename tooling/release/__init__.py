@@ -1,0 +1,1 @@
+"""Releases: a policy over signed evidence decides whether an immutable tag may exist."""
