@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import build, census, correctness, gates, judge, patches, release, throughput, triage
+from tooling.commands import (
+    build,
+    census,
+    correctness,
+    gates,
+    judge,
+    patches,
+    release,
+    throughput,
+    triage,
+)
 
 if TYPE_CHECKING:
     import typer
@@ -20,6 +30,11 @@ class CommandModule(Protocol):
 COMMAND_MODULES: tuple[CommandModule, ...] = (
     build,
     census,
-COMMAND_MODULES: tuple[CommandModule, ...] = (build, census, correctness, gates, judge, patches, release, throughput, triage,)
+    correctness,
+    gates,
+    judge,
+    patches,
+    release,
+    throughput,
     triage,
 )
