@@ -77,11 +77,11 @@ def _toolkit(session: nox.Session, *arguments: str) -> None:
     session.run("blackwell-stacks", *arguments, *session.posargs, interrupt_timeout=30, terminate_timeout=30)
 
 
-def _stack_session(stack: str, verb: str, docstring: str) -> None:
-    """Generate the session `<verb>-<stack>`."""
+def _stack_session(stack: str, verb: str, docstring: str, command: str = "") -> None:
+    """Generate the session `<verb>-<stack>` over a command of nearly the same name."""
 
     def run(session: nox.Session) -> None:
-        _toolkit(session, verb, stack)
+        _toolkit(session, command or verb, stack)
 
     run.__doc__ = docstring
     nox.session(name=f"{verb}-{stack}", default=False)(run)
@@ -165,6 +165,12 @@ def test(session: nox.Session) -> None:
     _lint(session)
     session.run("blackwell-stacks", "build", "cu130")
     session.run("pytest", "tests/unit", "tests/container", *session.posargs)
+
+
+@nox.session(name="verify-attach", default=False)
+def verify_attach(session: nox.Session) -> None:
+    """Run the gates on a server that somebody else started: -- --url URL [--log FILE] [--profile NAME]."""
+    _toolkit(session, "verify-attach")
 
 
 @nox.session(name="bench-build", default=False)

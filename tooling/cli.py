@@ -24,6 +24,10 @@ for module in COMMAND_MODULES:
     module.register(app)
 
 
+_INTERRUPTED = 128 + signal.SIGINT
+_terminated: list[int] = []
+
+
 def main() -> None:
     """Run one command; a known failure is one message and an exit code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -34,14 +38,18 @@ def main() -> None:
             console.print_json({"error": error.as_record()})
         console.err.print(Text("error: ", style="bold red"), Text(str(error)), sep="")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt as interruption:
+    except (KeyboardInterrupt, SystemExit) as ending:
+        # The command-line library turns an interruption into its own exit code 130.
+        if isinstance(ending, SystemExit) and ending.code != _INTERRUPTED:
+            raise
         console.say("interrupted: what had been started was stopped, nothing was tagged")
-        sys.exit(143 if interruption.args else 130)
+        sys.exit(128 + signal.SIGTERM if _terminated else _INTERRUPTED)
 
 
 def _terminate(number: int, _: object) -> None:
     """SIGTERM ends a command the same way as Ctrl-C: children stopped, nothing half-done."""
-    raise KeyboardInterrupt(number)
+    _terminated.append(number)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

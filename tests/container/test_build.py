@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
+import docker
 import pytest
+import requests
 
 from tests.wheelhouse import make_wheel
 from tooling.build import build
@@ -252,47 +255,66 @@ def test_an_interrupted_build_leaves_no_container_no_name_and_no_process(checkou
     assert checkout.build().selftest["passed"]
 
 
-def test_an_engine_that_goes_away_mid_build_is_said_so(checkout, tmp_path, monkeypatch):
-    private = tmp_path / "engine"
-    private.mkdir()
-    socket = f"unix://{private}/docker.sock"
-    with (private / "log").open("w") as log:
-        daemon = subprocess.Popen(
-            ["dockerd", "--host", socket, "--data-root", f"{private}/data", "--exec-root", f"{private}/exec",
-             "--pidfile", f"{private}/pid", "--bridge", "none", "--iptables=false"],
-            stdout=log, stderr=log,
-        )  # fmt: skip
+@pytest.fixture
+def private_engine():
+    """A Docker Engine of this test's own: its process and the address of its socket."""
+    # A bridge of its own: with `--bridge none` an engine deletes docker0, whoever's it is.
+    bridge = f"bs{os.getpid()}"
+    subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
+    subprocess.run(["ip", "address", "add", "10.213.77.1/24", "dev", bridge], check=True)
+    # A short path: a socket's address holds 108 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="bs-", ignore_cleanup_errors=True) as folder,
+        Path(folder, "log").open("w") as log,
+    ):
+        address = f"unix://{folder}/docker.sock"
+        argv = ["dockerd", "--host", address, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
+        argv += ["--pidfile", f"{folder}/pid", "--bridge", bridge, "--iptables=false"]
+        daemon = subprocess.Popen(argv, stdout=log, stderr=log)
+        try:
+            client = docker.DockerClient(base_url=address, version="1.24")
+            deadline = time.monotonic() + 60
+            while True:
+                assert daemon.poll() is None, Path(folder, "log").read_text()[-2000:]
+                try:
+                    if Path(folder, "docker.sock").exists() and client.ping():
+                        break
+                except requests.exceptions.RequestException:
+                    assert time.monotonic() < deadline
+                time.sleep(0.2)
+            client.close()
+            yield daemon, address
+        finally:
+            daemon.kill()
+            daemon.wait()
+            subprocess.run(["ip", "link", "delete", bridge], check=True)
+            # Killed, it could not end the containerd that it had started.
+            pid = Path(folder, "exec", "containerd", "containerd.pid")
+            if pid.is_file():
+                os.kill(int(pid.read_text()), signal.SIGTERM)
+
+
+def test_an_engine_that_goes_away_mid_build_is_said_so(checkout, private_engine, monkeypatch):
+    daemon, address = private_engine
+    monkeypatch.setenv("DOCKER_HOST", address)
+    # Without a network of its own the step uses the host's, where the index is anyway.
+    reached, go_on = _hold(checkout)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            build(checkout.name, checkout.root)
+        except ToolkitError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
     try:
-        for _ in range(120):
-            if (private / "docker.sock").exists():
-                break
-            time.sleep(0.5)
-        monkeypatch.setenv("DOCKER_HOST", socket)
-        reached, go_on = _hold(checkout)
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                build(checkout.name, checkout.root)
-            except ToolkitError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert reached.wait(300)
+        assert reached.wait(300), errors
         daemon.kill()
-        thread.join(120)
-        go_on.set()
-        assert isinstance(errors[0], EngineError)
-        assert "went away" in errors[0].what
+        thread.join(60)
     finally:
-        daemon.kill()
-        daemon.wait()
-        _end_private_containerd(private)
-
-
-def _end_private_containerd(private: Path) -> None:
-    """End the containerd that the private engine started (its pid file is in the engine's own exec-root)."""
-    pid = private / "exec" / "containerd" / "containerd.pid"
-    if pid.is_file():
-        os.kill(int(pid.read_text()), signal.SIGTERM)
+        go_on.set()
+    assert isinstance(errors[0], EngineError), errors
+    assert "went away" in errors[0].what
+    assert not checkout.tags()

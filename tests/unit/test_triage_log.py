@@ -10,7 +10,8 @@ import yaml
 from tooling.triage import LogTriage, Outcome, TriageReport, triage
 from tooling.triage.reader import parse_line, parse_stamp, read_chunks, split_chunks
 
-CASES = sorted((Path(__file__).parents[1] / "cases").glob("[lb]o*-*.yaml"))
+_CASES = Path(__file__).parents[1] / "cases"
+CASES = sorted(path for kind in ("log", "boot") for path in _CASES.glob(f"{kind}-*.yaml"))
 
 #: What each case must say, and what it must not.
 SAYS = {

@@ -255,6 +255,8 @@ def _run_build(job: _Job) -> str:
         code = runner.stream(argv, on_line, env=job.builder.environment)
     job.durations_s |= progress.durations_s
     if code != 0:
+        # The client's last words differ from version to version; the engine's silence does not.
+        job.client.ping()
         raise explain(progress.failed, list(last), str(job.log))
     withdrawn = yanked_pins(job.log.read_text(encoding="utf-8").splitlines())
     pins = sorted(set(withdrawn) - set(job.stack.lock.allow_yanked))

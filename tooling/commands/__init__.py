@@ -14,6 +14,7 @@ from tooling.commands import (
     release,
     throughput,
     triage,
+    verify,
 )
 
 if TYPE_CHECKING:
@@ -37,4 +38,5 @@ COMMAND_MODULES: tuple[CommandModule, ...] = (
     release,
     throughput,
     triage,
+    verify,
 )
