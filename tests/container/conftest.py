@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,9 +46,10 @@ budget: {{build_disk_gb: 1}}
 
 
 @pytest.fixture(scope="session")
-def engine() -> docker.DockerClient:
+def engine() -> Iterator[docker.DockerClient]:
     """The Docker Engine of this machine, set up where there is none."""
-    return ensure_engine(console.say)
+    with closing(ensure_engine(console.say)) as client:
+        yield client
 
 
 @dataclass

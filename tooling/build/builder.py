@@ -9,7 +9,7 @@ import shlex
 import tempfile
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -79,8 +79,11 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
     directory = (output or root / "build") / name
     directory.mkdir(parents=True, exist_ok=True)
     started = now()
-    with _alone(name), _engine_errors(), tempfile.TemporaryDirectory(prefix=f"blackwell-{name}-") as temporary:
-        client = ensure_engine(console.say)
+    with ExitStack() as held:
+        held.enter_context(_alone(name))
+        held.enter_context(_engine_errors())
+        temporary = held.enter_context(tempfile.TemporaryDirectory(prefix=f"blackwell-{name}-"))
+        client = held.enter_context(closing(ensure_engine(console.say)))
         job = _Job(
             stack=stack,
             client=client,
