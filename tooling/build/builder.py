@@ -29,7 +29,7 @@ from tooling.build.record import BuildInputs, BuildRecord, ImageLayer
 from tooling.dockerhost import ensure_engine, find_build_client, require_disk
 from tooling.dockerhost.containers import run_once
 from tooling.dockerhost.daemon import engine_versions
-from tooling.errors import BusyError, CheckError, EngineError, InputError
+from tooling.errors import BusyError, CheckError, CommandError, EngineError, InputError
 from tooling.lock.indexes import index_addresses, on_loopback, uv_index_variables
 from tooling.lock.resolve import read_lock
 from tooling.records import now, sha256_of
@@ -258,8 +258,7 @@ def _run_build(job: _Job) -> str:
         code = runner.stream(argv, on_line, env=job.builder.environment)
     job.durations_s |= progress.durations_s
     if code != 0:
-        # The client's last words differ from version to version; the engine's silence does not.
-        job.client.ping()
+        _require_engine(job)
         raise explain(progress.failed, list(last), str(job.log))
     withdrawn = yanked_pins(job.log.read_text(encoding="utf-8").splitlines())
     pins = sorted(set(withdrawn) - set(job.stack.lock.allow_yanked))
@@ -270,6 +269,19 @@ def _run_build(job: _Job) -> str:
             fix="lock again, or list it under lock.allow_yanked",
         )
     return iid.read_text(encoding="utf-8").strip()
+
+
+def _require_engine(job: _Job) -> None:
+    """After a failed build: the client's last words differ between versions, an engine's silence does not."""
+    try:
+        runner.run([job.builder.path, "version", "--format", "{{.Server.Version}}"], timeout_s=30)
+    except CommandError as error:
+        raise EngineError(
+            "the Docker Engine went away during the build",
+            where=f"full log: {job.log}",
+            details=error.details,
+            fix="start it again and repeat the build: finished layers are kept",
+        ) from error
 
 
 def _examine(job: _Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
