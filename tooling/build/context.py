@@ -210,6 +210,7 @@ def render_dockerfile(
         port=stack.serve.port,
         labels=sorted(labels.items()),
         ca=ca,
+        lock=labels.get(f"{LABEL}.lock-sha256", "none")[:12],
         site=site_packages(stack),
         share=SHARE,
         plans=list(plans),
