@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from tooling.base.bootstrap import BaseImage
+from tooling.build.bench import switch_off_one
 from tooling.build.builder import build_argv, ingredients_of
 from tooling.build.context import (
     Ingredients,
@@ -27,6 +28,7 @@ from tooling.errors import CheckError, CommandError, EngineError, InputError
 from tooling.lock.resolve import read_lock
 from tooling.patches.errors import Fault, PatchError
 from tooling.stack import load_stack
+from tooling.stack.loading import parse_stack
 from tooling.stack.model import Layer, PatchSeries, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +173,14 @@ def test_switches_of_the_stack_are_honoured():
     names = stack_document(switched.stack, added)["patches"]["sglang-0.5.23"]
     assert [name[:4] for name in names] == ["0001", "0002", "0004", "0005"]
     assert patch_hashes(added.plans).keys() == {f"sglang-0.5.23/{name}" for name in names}
+
+
+def test_the_bench_switches_one_patch_off_and_keeps_the_series():
+    text = switch_off_one(FILE.path.read_text(), STACK, ROOT / "images")
+    assert text is not None
+    stack = parse_stack(text, FILE.path)
+    assert [series.disable for series in stack.patches] == [(), ("0006",)]
+    assert switch_off_one(text, stack, ROOT / "images") is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import json
 import shutil
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import entrypoint
 import link_toolkit
@@ -38,7 +39,7 @@ def test_the_version_contract():
     assert not selftest.check_engine({"engine": {"package": "no-such-thing", "version": "1"}}, {}).passed
 
 
-NOTHING = {"cuda": None, "patches": {}, "kernels": [], "census": []}
+NOTHING: dict[str, Any] = {"cuda": None, "patches": {}, "kernels": [], "census": []}
 
 
 def test_a_stack_is_tested_for_what_it_has():
