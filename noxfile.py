@@ -92,6 +92,9 @@ for _stack in STACKS:
     _stack_session(
         _stack, "lock", f"Resolve stack {_stack} again and write its lock (wheels and base packages)."
     )
+    _stack_session(
+        _stack, "inspect", f"Inspect the image of {_stack}: device code, kernels, patches, arch gates; no GPU."
+    )
 
 
 @nox.session(default=False)

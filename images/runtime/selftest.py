@@ -12,14 +12,26 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
+from fnmatch import fnmatchcase
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
+
+from tooling.census.reader.fatbin import RELOCATABLE_SECTION
+from tooling.census.reader.files import read_file
+from tooling.census.reader.scan import files_below, is_text_name
+from tooling.census.reader.span import MalformedError
+from tooling.patches.receipt import verify_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SHARE = Path("/opt/stack/share")
+SITE = Path(sysconfig.get_path("purelib"))
 
 
 class Result(NamedTuple):
@@ -101,10 +113,78 @@ def check_nvcc(stack: dict[str, Any], _: dict[str, Any]) -> Result:
     return Result("nvcc", have == stack["cuda"], f"nvcc {have} compiled and linked for {target}")
 
 
+def check_patches(stack: dict[str, Any], _: dict[str, Any]) -> Result:
+    """The patches of the stack were applied, and the patched files are as they were then."""
+    path = SHARE / "patches.json"
+    receipts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    applied = {receipt["series"]: receipt["applied"] for receipt in receipts}
+    if applied != stack["patches"]:
+        return Result("patches", passed=False, seen=f"applied {applied}, the stack has {stack['patches']}")
+    wrong = [line for receipt in receipts for line in verify_receipt(receipt, SITE)]
+    files = sum(len(receipt["files"]) for receipt in receipts)
+    patches = sum(map(len, applied.values()))
+    seen = "; ".join(wrong) or f"{patches} patches, {files} files as patched"
+    return Result("patches", not wrong and files > 0, seen)
+
+
+def sass_of(path: Path) -> set[str]:
+    """Architectures of the machine code in a library that the CUDA runtime can load."""
+    code = read_file(path)
+    containers = code.containers if code else ()
+    return {
+        entry.arch
+        for container in containers
+        if container.section != RELOCATABLE_SECTION
+        for entry in container.entries
+        if entry.kind == "sass"
+    }
+
+
+def check_kernels(stack: dict[str, Any], _: dict[str, Any]) -> Result:
+    """Every kernel module of the stack is where its package looks, unchanged, with code for its target."""
+    wrong = []
+    for module in stack["kernels"]:
+        receipt_path = SHARE / "kernels" / f"{module}.json"
+        if not receipt_path.is_file():
+            wrong.append(f"{module} has no receipt")
+            continue
+        receipt = json.loads(receipt_path.read_text(encoding="utf-8"))
+        library = Path(receipt["path"])
+        if not library.is_file():
+            wrong.append(f"{module} is missing")
+        elif sha256(library.read_bytes()).hexdigest() != receipt["sha256"]:
+            wrong.append(f"{module} is not the library that was compiled")
+        elif receipt["architecture"] not in (found := sass_of(library)):
+            wrong.append(f"{module} has code for {', '.join(sorted(found)) or 'nothing'}")
+    return Result("kernels", not wrong, "; ".join(wrong) or f"compiled in: {', '.join(stack['kernels'])}")
+
+
+def check_census(stack: dict[str, Any], _: dict[str, Any]) -> Result:
+    """The libraries that the stack requires have machine code for its targets."""
+    paths = [path for path, error in files_below(str(SITE)) if error is None and not is_text_name(path)]
+    wrong, looked = [], set()
+    for rule in stack["census"]:
+        patterns = [f"*/{pattern.removeprefix('/')}" for pattern in rule["files"]]
+        found = [path for path in paths if any(fnmatchcase(f"/{path}", pattern) for pattern in patterns)]
+        looked.update(found)
+        if len(found) < rule["at_least"]:
+            wrong.append(f"{rule['name']}: {len(found)} files, {rule['at_least']} expected")
+        for path in found:
+            try:
+                served = sass_of(SITE / path) & set(rule["architectures"])
+            except (MalformedError, OSError) as error:
+                wrong.append(f"{path} cannot be read: {error}")
+                continue
+            if not served:
+                wrong.append(f"{path} has no code for {rule['device']}")
+    return Result("census", bool(looked) and not wrong, "; ".join(wrong) or f"{len(looked)} libraries")
+
+
 def checks_for(stack: dict[str, Any]) -> list[Callable[[dict[str, Any], dict[str, Any]], Result]]:
     """The checks that concern a stack."""
     checks = [check_python, check_packages, check_engine, check_contents, check_user, check_environment]
-    return [*checks, check_nvcc] if stack["cuda"] else checks
+    concerned = {check_patches: "patches", check_kernels: "kernels", check_census: "census", check_nvcc: "cuda"}
+    return [*checks, *(check for check, part in concerned.items() if stack[part])]
 
 
 def main() -> int:

@@ -1,24 +1,42 @@
+import json
+import re
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tooling.base.bootstrap import BaseImage
-from tooling.build.builder import build_argv
-from tooling.build.context import gather, labels_of, quoted, render_dockerfile, stack_document
+from tooling.build.bench import switch_off_one
+from tooling.build.builder import build_argv, ingredients_of
+from tooling.build.context import (
+    Ingredients,
+    gather,
+    labels_of,
+    quoted,
+    render_dockerfile,
+    runnable,
+    stack_document,
+)
 from tooling.build.failure import explain, yanked_pins
 from tooling.build.layers import assign_layers
+from tooling.build.patching import patch_hashes
 from tooling.build.progress import Progress, phase_name
+from tooling.census.architecture import parse_architecture
 from tooling.dockerhost.build_client import BuildClient
 from tooling.errors import CheckError, CommandError, EngineError, InputError
 from tooling.lock.resolve import read_lock
+from tooling.patches.errors import Fault, PatchError
 from tooling.stack import load_stack
-from tooling.stack.model import Layer
+from tooling.stack.loading import parse_stack
+from tooling.stack.model import Layer, PatchSeries, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = load_stack("cu130", ROOT)
 STACK = FILE.stack
 LOCK = read_lock(FILE, ROOT)
+ADDED = ingredients_of(FILE, LOCK, ROOT / "images")
+PLAIN = STACK.model_copy(update={"kernels": None, "patches": ()})
 BASE = BaseImage(reference="base:1", image_id="sha256:1", packages={"libc6": "1"}, drift=(), epoch=86400)
 STEP = "#7 [packages 3/9] RUN --mount=type=bind,source=bin EPOCH=1 /run/build/bin/install-layer torch"
 
@@ -39,7 +57,7 @@ def test_a_layer_that_names_no_package_of_the_lock_is_stale():
 
 
 def test_the_dockerfile_goes_from_slow_to_fast_and_pulls_nothing():
-    text = render_dockerfile(STACK, BASE, ROOT / "images", {"a": 'x "y" $z'}, ca=True)
+    text = render_dockerfile(PLAIN, BASE, Ingredients(), ROOT / "images", {"a": 'x "y" $z'}, ca=True)
     positions = [text.index(f"install-layer {layer.name}") for layer in STACK.layers]
     assert positions == sorted(positions)
     assert text.index("COPY stack.json") > positions[-1]
@@ -54,7 +72,7 @@ def test_the_dockerfile_goes_from_slow_to_fast_and_pulls_nothing():
 
 
 def test_without_a_ca_bundle_none_is_mounted():
-    assert "id=ca" not in render_dockerfile(STACK, BASE, ROOT / "images", {}, ca=False)
+    assert "id=ca" not in render_dockerfile(STACK, BASE, ADDED, ROOT / "images", {}, ca=False)
 
 
 def test_a_value_is_quoted_for_the_dockerfile():
@@ -62,18 +80,126 @@ def test_a_value_is_quoted_for_the_dockerfile():
 
 
 def test_the_context_is_hashed_and_has_one_time(tmp_path):
-    hashes = gather(
-        STACK, LOCK, assign_layers(STACK, LOCK), images=ROOT / "images", context=tmp_path, epoch=86400
-    )
+    (tmp_path / "imported" / "pcie_ipc_comm").mkdir(parents=True)
+    (tmp_path / "imported" / "pcie_ipc_comm" / "pcie_ipc_comm.so").touch()
+    layers = assign_layers(STACK, LOCK)
+    hashes = gather(STACK, LOCK, layers, ADDED, images=ROOT / "images", context=tmp_path, epoch=86400)
     assert {"bin/uv", "bin/install-layer", "layers/torch.txt", "stack.json", "expected.json"} <= hashes.keys()
     assert {path.stat().st_mtime for path in tmp_path.rglob("*")} == {86400}
+    assert {
+        "kit/tooling/patches/overlay.py",
+        "kit/unidiff/patch.py",
+        "kernels/compile_kernel.py",
+    } <= hashes.keys()
+    assert {"patches/01-flashinfer-python-0.7.2.json", "patches/02-sglang-0.5.23.json"} <= hashes.keys()
+    assert "runtime/lib/tooling/census/reader/files.py" in hashes
+    assert not any(name.startswith("imported/") for name in hashes), "made of the inputs, not an input"
     assert "--hash=sha256:" in (tmp_path / "layers" / "torch.txt").read_text()
 
 
 def test_what_an_image_knows_of_its_stack():
-    document = stack_document(STACK)
+    document = stack_document(STACK, ADDED)
     assert document["serve"]["command"] == ["python", "-m", "sglang.launch_server"]
     assert document["targets"]["required"] == ["sm_120"]
+    assert document["kernels"] == ["pcie_ipc_comm", "pcie_ipc_ag_rs"]
+    assert document["patches"]["flashinfer-python-0.7.2"] == ["0001-symmetric-memory-rdma-where-supported"]
+    assert "0001-allreduce-fusion-on-sm120" not in document["patches"]["sglang-0.5.23"], "off by default"
+    cublas = next(rule for rule in document["census"] if rule["name"] == "cuBLAS")
+    assert cublas["architectures"] == ["12.0", "12.0a", "12.0f"]
+    assert not any("FlashMLA" in rule["name"] for rule in document["census"]), "known to be absent"
+
+
+def test_which_machine_code_runs_on_a_device():
+    assert runnable(parse_architecture("12.1")) == ["12.0", "12.0f", "12.1", "12.1a", "12.1f"]
+
+
+def _stages(text: str) -> dict[str, str]:
+    """Stage -> its text."""
+    parts = re.split(r"^FROM (\S+) AS (\S+)$", text, flags=re.MULTILINE)[1:]
+    return {parts[i + 1]: f"FROM {parts[i]}{parts[i + 2]}" for i in range(0, len(parts), 3)}
+
+
+def test_patches_are_the_last_content_and_kernels_are_compiled_once_each():
+    stages = _stages(render_dockerfile(STACK, BASE, ADDED, ROOT / "images", {}, ca=False))
+    assert list(stages) == [
+        "packages", "contents", "patched", "kernel-patches", "kernel-sources",
+        "kernel-pcie_ipc_comm", "kernel-pcie_ipc_ag_rs", "image",
+    ]  # fmt: skip
+    copies = [line for line in stages["image"].splitlines() if line.startswith("COPY")]
+    assert copies[-3:] == [
+        "COPY --from=kernel-pcie_ipc_comm /out/ /",
+        "COPY --from=kernel-pcie_ipc_ag_rs /out/ /",
+        "COPY --from=patched /out/ /",
+    ]
+    assert stages["contents"].startswith("FROM packages\n"), "RECORD holds for packages as they are shipped"
+    assert "--plan 01-flashinfer-python-0.7.2.json --plan 02-sglang-0.5.23.json" in stages["patched"]
+    assert "--import-check" in stages["patched"]
+    assert "sglang" not in stages["kernel-patches"], "a patch of the engine makes no kernel compile again"
+    assert stages["kernel-sources"].startswith("FROM packages\nCOPY --from=kernel-patches /out/ /")
+    compiled = stages["kernel-pcie_ipc_comm"]
+    assert compiled.startswith("FROM kernel-sources\n")
+    assert "FLASHINFER_CUDA_ARCH_LIST=12.0a MAX_JOBS=2" in compiled
+    assert "sharing=locked" in compiled
+    assert "compile_kernel.py flashinfer.jit.comm pcie_ipc_comm /out" in compiled
+
+
+def test_without_patches_and_kernels_there_are_no_stages_for_them():
+    plain = _stages(render_dockerfile(PLAIN, BASE, Ingredients(), ROOT / "images", {}, ca=False))
+    assert list(plain) == ["packages", "contents", "image"]
+    kernels = STACK.model_copy(update={"patches": ()})
+    unpatched = _stages(render_dockerfile(kernels, BASE, Ingredients(), ROOT / "images", {}, ca=False))
+    assert list(unpatched)[2:4] == ["kernel-sources", "kernel-pcie_ipc_comm"]
+    assert "COPY" not in unpatched["kernel-sources"]
+
+
+def test_a_series_for_another_version_than_the_locked_one_is_refused():
+    other = FILE.model_copy(
+        update={"stack": STACK.model_copy(update={"patches": (PatchSeries(series="sglang-0.5.9"),)})}
+    )
+    with pytest.raises(InputError, match=r"is for sglang 0\.5\.9, the lock has 0\.5\.23"):
+        ingredients_of(other, LOCK, ROOT / "images")
+
+
+def test_a_series_given_twice_is_refused():
+    twice = STACK.model_copy(update={"patches": (*STACK.patches, STACK.patches[0])})
+    with pytest.raises(InputError, match=r"change the same file flashinfer/comm/mnnvl\.py"):
+        ingredients_of(FILE.model_copy(update={"stack": twice}), LOCK, ROOT / "images")
+
+
+def test_switches_of_the_stack_are_honoured():
+    series = PatchSeries(series="sglang-0.5.23", enable=("0001",), disable=("0006",))
+    switched = FILE.model_copy(update={"stack": STACK.model_copy(update={"patches": (series,)})})
+    added = ingredients_of(switched, LOCK, ROOT / "images")
+    names = stack_document(switched.stack, added)["patches"]["sglang-0.5.23"]
+    assert [name[:4] for name in names] == ["0001", "0002", "0004", "0005"]
+    assert patch_hashes(added.plans).keys() == {f"sglang-0.5.23/{name}" for name in names}
+
+
+def test_the_bench_switches_one_patch_off_and_keeps_the_series():
+    text = switch_off_one(FILE.path.read_text(), STACK, ROOT / "images")
+    assert text is not None
+    stack = parse_stack(text, FILE.path)
+    assert [series.disable for series in stack.patches] == [(), ("0006",)]
+    assert switch_off_one(text, stack, ROOT / "images") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"environment": {}}, "the engine would not find what was compiled"),
+        (
+            {"environment": {"FLASHINFER_CUDA_ARCH_LIST": "12.0f"}},
+            "'12.0f' and kernels.architecture is '12.0a'",
+        ),
+        ({"kernels": {"architecture": "9.0a", "modules": ["x"]}}, "none of targets.required"),
+        ({"kernels": {"architecture": "12.0a", "modules": ["x", "x"]}}, "listed twice"),
+        ({"kernels": {"architecture": "12.0a", "modules": []}}, "at least 1"),
+    ],
+)
+def test_kernels_that_the_engine_would_not_use_are_refused(change, message):
+    document = {**STACK.model_dump(mode="json"), **change}
+    with pytest.raises(ValidationError, match=message):
+        Stack.model_validate(document)
 
 
 def test_a_drifted_base_is_in_the_labels():
@@ -113,6 +239,8 @@ def test_progress_names_the_phases_and_keeps_the_lines_of_the_step_that_failed()
         ("exporting to image", "export"),
         ("[internal] load build definition from Dockerfile", None),
         ("[contents 1/1] RUN --mount=x python contents.py a b", "check of contents"),
+        ("[patched 1/1] RUN --mount=x python -m overlay --import-check && find /out", "patches"),
+        ("[kernel-a_b 1/1] RUN --mount=x python /run/kernels/compile_kernel.py f.g a_b /out", "kernel a_b"),
     ],
 )
 def test_phase_name(text, name):
@@ -129,6 +257,7 @@ def test_phase_name(text, name):
         ("Because there is no version of a==1", CommandError, "not in the index any more"),
         ("cause: dns error: failed to lookup address information", CommandError, "cannot be reached"),
         ("error reading from server: EOF", EngineError, "went away"),
+        ("kernel a_b: it exports no function", CheckError, "kernel module cannot be compiled"),
         ("something else", CommandError, "the build failed"),
     ],
 )
@@ -138,6 +267,24 @@ def test_why_a_build_failed(line, kind, what):
     assert what in error.what
     assert line in error.details
     assert "/log" in error.where
+
+
+def test_a_refused_patch_keeps_its_names():
+    refusal = PatchError(
+        "a hunk does not fit", fix="refresh", fault=Fault.CONFLICT, patch="0002-x", file="a/b.py", hunk=3
+    )
+    error = explain(
+        ["error: x", f"error-record: {json.dumps(refusal.as_record())}", "ERROR: exit code 1"], [], "/log"
+    )
+    assert isinstance(error, PatchError)
+    assert (error.patch, error.file, error.hunk, error.fault) == ("0002-x", "a/b.py", 3, Fault.CONFLICT)
+    assert error.where == "0002-x, a/b.py, hunk 3"
+    assert error.details == ["full log: /log"]
+
+
+def test_a_refusal_that_names_no_patch_is_an_input_error():
+    record = InputError("the tree to be patched does not exist", where="/x").as_record()
+    assert type(explain([f"error-record: {json.dumps(record)}"], [], "/log")) is InputError
 
 
 def test_a_failure_outside_any_step_shows_the_last_lines():

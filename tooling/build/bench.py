@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uv
 
@@ -14,8 +15,12 @@ from tooling.base.bootstrap import ensure_base, read_base_lock
 from tooling.build.builder import build, ca_bundle
 from tooling.dockerhost import ensure_engine, find_build_client
 from tooling.errors import CommandError
+from tooling.patches.series import Selection, Switch, load_series, switched
 from tooling.records import Record
 from tooling.stack import load_stack
+
+if TYPE_CHECKING:
+    from tooling.stack.model import Stack
 
 _PLAIN = """\
 FROM {base}
@@ -36,6 +41,7 @@ class BuildBench(Record):
         plain_s: One BuildKit step with `uv pip install` of the lock.
         cold_s: Our build with every step run again, checks and selftest included, the base already there.
         rebuild_s: Our build after one changed argument.
+        patch_s: Our build after one patch was switched; None for a stack without two patches of one series.
         plain_bytes: Size of the plain image.
         image_bytes: Size of ours.
     """
@@ -44,6 +50,7 @@ class BuildBench(Record):
     plain_s: float
     cold_s: float
     rebuild_s: float
+    patch_s: float | None
     plain_bytes: int
     image_bytes: int
 
@@ -93,11 +100,33 @@ def run_bench(name: str, root: Path) -> BuildBench:
         if rebuilt.image_id == cold.image_id:
             raise CommandError("the changed argument did not change the image", str(path))
         client.images.remove(rebuilt.image_id, force=True)
+        patch_s = None
+        if switch := switch_off_one(edited, file.stack, root / "images"):
+            path.write_text(switch, encoding="utf-8")
+            clock = time.monotonic()
+            switched_off = build(name, changed, work / "records")
+            patch_s = time.monotonic() - clock
+            client.images.remove(switched_off.image_id, force=True)
     return BuildBench(
         stack=name,
         plain_s=plain_s,
         cold_s=cold_s,
         rebuild_s=rebuild_s,
+        patch_s=patch_s,
         plain_bytes=plain_bytes,
         image_bytes=cold.size_bytes,
     )
+
+
+def switch_off_one(text: str, stack: Stack, images: Path) -> str | None:
+    """The text of a stack with one more patch switched off, None where no series would keep another one."""
+    for given in stack.patches:
+        if given.disable:
+            continue
+        series = load_series(given.series, images / "patches")
+        switches = switched(series, Selection.model_validate(given.model_dump()))
+        used = [name for name, switch in switches.items() if switch is Switch.ON]
+        line = f"  - series: {given.series}\n"
+        if len(used) > 1 and line in text:
+            return text.replace(line, f'{line}    disable: ["{used[-1][:4]}"]\n')
+    return None

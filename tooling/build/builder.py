@@ -21,15 +21,25 @@ from requests.exceptions import RequestException
 
 from tooling import console, runner
 from tooling.base.bootstrap import ensure_base, read_base_lock
-from tooling.build.context import LABEL, gather, labels_of, render_dockerfile
+from tooling.build.context import LABEL, SHARE, Ingredients, gather, labels_of, render_dockerfile
 from tooling.build.failure import explain, yanked_pins
+from tooling.build.kernels import (
+    export_kernels,
+    import_kernels,
+    judge_module,
+    kernel_inputs,
+    read_kernels_of,
+)
 from tooling.build.layers import assign_layers
+from tooling.build.patching import patch_hashes, plans_of
 from tooling.build.progress import Progress
-from tooling.build.record import BuildInputs, BuildRecord, ImageLayer
+from tooling.build.record import BuildInputs, BuildRecord, ImageLayer, KernelReceipt, PatchReceipt
+from tooling.census.rules import load_rules
 from tooling.dockerhost import ensure_engine, find_build_client, require_disk
-from tooling.dockerhost.containers import run_once
+from tooling.dockerhost.containers import read_files, run_once
 from tooling.dockerhost.daemon import engine_versions
 from tooling.errors import BusyError, CheckError, CommandError, EngineError, InputError
+from tooling.gates.records import Verdict
 from tooling.lock.indexes import index_addresses, on_loopback, uv_index_variables
 from tooling.lock.resolve import read_lock
 from tooling.records import now, sha256_of
@@ -43,7 +53,7 @@ if TYPE_CHECKING:
     from tooling.base.bootstrap import BaseImage
     from tooling.dockerhost import BuildClient
     from tooling.lock.lockfile import Lock
-    from tooling.stack.model import Stack
+    from tooling.stack.model import Stack, StackFile
 
 REPOSITORY = "blackwell-stacks"
 _CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
@@ -76,6 +86,7 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
     lock = read_lock(file, root)
     layers = assign_layers(stack, lock)
     base_lock = read_base_lock(file)
+    added = ingredients_of(file, lock, root / "images")
     directory = (output or root / "build") / name
     directory.mkdir(parents=True, exist_ok=True)
     started = now()
@@ -99,10 +110,14 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
         base = ensure_base(stack, base_lock, client, console.say)
         job.durations_s["base"] = round(time.monotonic() - clock, 1)
         job.context.mkdir()
-        hashes = gather(stack, lock, layers, images=root / "images", context=job.context, epoch=base.epoch)
-        inputs = _inputs(stack, lock, base, root / "images", hashes)
+        images = root / "images"
+        compiled_from = kernel_inputs(stack, lock, base, added.plans, images)
+        if kept := import_kernels(compiled_from, job.context):
+            console.say(f"kernels: {', '.join(kept)} from the kernel cache")
+        hashes = gather(stack, lock, layers, added, images=images, context=job.context, epoch=base.epoch)
+        inputs = _inputs(stack, lock, base, added, images=images, hashes=hashes, compiled_from=compiled_from)
         labels = {**labels_of(stack, lock, base), f"{LABEL}.inputs-sha256": inputs.sha256}
-        dockerfile = render_dockerfile(stack, base, root / "images", labels, ca=ca_bundle() is not None)
+        dockerfile = render_dockerfile(stack, base, added, images, labels, ca=ca_bundle() is not None)
         job.dockerfile.write_text(dockerfile, encoding="utf-8")
         image_id = _run_build(job)
         try:
@@ -185,9 +200,28 @@ def ca_bundle() -> str | None:
     return next((path for path in (given, *_CA_BUNDLES) if path and Path(path).is_file()), None)
 
 
-def _inputs(stack: Stack, lock: Lock, base: BaseImage, images: Path, hashes: dict[str, str]) -> BuildInputs:
+def ingredients_of(file: StackFile, lock: Lock, images: Path) -> Ingredients:
+    """What a stack puts on top of its packages: patches, and the rules on its device code.
+
+    Raises:
+        InputError: A series does not fit the lock, or a stack with targets has no census rules.
+    """
+    census = load_rules(file.census_path) if file.stack.targets.required else None
+    return Ingredients(plans=plans_of(file.stack, lock, images), census=census)
+
+
+def _inputs(
+    stack: Stack,
+    lock: Lock,
+    base: BaseImage,
+    added: Ingredients,
+    *,
+    images: Path,
+    hashes: dict[str, str],
+    compiled_from: dict[str, str],
+) -> BuildInputs:
     # The labels hold the hash of the inputs, so the Dockerfile is hashed without them.
-    unlabelled = render_dockerfile(stack, base, images, {}, ca=False)
+    unlabelled = render_dockerfile(stack, base, added, images, {}, ca=False)
     return BuildInputs(
         stack=stack.name,
         stack_sha256=sha256_of(stack),
@@ -196,8 +230,8 @@ def _inputs(stack: Stack, lock: Lock, base: BaseImage, images: Path, hashes: dic
         lock_sha256=lock.content_sha256,
         dockerfile_sha256=sha256_of(unlabelled.encode()),
         context_sha256=hashes,
-        patches={},
-        kernels={},
+        patches=patch_hashes(added.plans),
+        kernels=compiled_from,
         epoch=base.epoch,
     )
 
@@ -298,6 +332,7 @@ def _examine(job: _Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
             fix="split it into two layers in the stack",
         )
     contents = _contents(job.client, image_id)
+    kernels, kernel_count = _kernels(job.client, image_id, stack, inputs.kernels)
     selftest = run_selftest(job.client, image_id)
     job.durations_s["selftest"] = round(time.monotonic() - clock, 1)
     return BuildRecord(
@@ -309,6 +344,9 @@ def _examine(job: _Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
         size_bytes=sum(layer.bytes for layer in layers),
         layers=tuple(layers),
         contents=contents,
+        patches=read_patch_receipts(job.client, image_id) if inputs.patches else (),
+        kernels=kernels,
+        kernel_count=kernel_count,
         selftest=selftest,
         engine={
             **engine_versions(job.client),
@@ -349,6 +387,48 @@ def _contents(client: docker.DockerClient, image_id: str) -> dict[str, Any]:
         )
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def _kernels(
+    client: docker.DockerClient, image_id: str, stack: Stack, inputs: dict[str, str]
+) -> tuple[tuple[KernelReceipt, ...], int]:
+    """Look at every kernel that was compiled in, and keep the modules for later builds.
+
+    Raises:
+        CheckError: A module is missing, or one of its kernels is empty, spills or cannot run on the target.
+    """
+    if stack.kernels is None:
+        return (), 0
+    compiled = read_kernels_of(client, image_id, stack.kernels)
+    count = 0
+    bad = []
+    for module, (_, library) in compiled.items():
+        found, checks = judge_module(module, library, stack.kernels)
+        count += len(found)
+        bad += [f"{module}: {check.seen}" for check in checks if check.verdict is not Verdict.PASS]
+    if bad:
+        raise CheckError(
+            "kernels that were compiled in cannot do their work",
+            where=f"stack {stack.name}, kernels",
+            details=bad,
+            fix="see `blackwell-stacks kernels FILE`; correct the sources or patches, or leave the module out",
+        )
+    for path in export_kernels(compiled, inputs):
+        console.say(f"kernels: kept {path}")
+    return tuple(receipt for receipt, _ in compiled.values()), count
+
+
+def read_patch_receipts(client: docker.DockerClient, image_id: str) -> tuple[PatchReceipt, ...]:
+    """What the image says of its patches.
+
+    Raises:
+        CheckError: It says nothing.
+    """
+    place = f"{SHARE}/patches.json"
+    found = read_files(client, image_id, [place])
+    if place not in found:
+        raise CheckError("the image carries no receipt of its patches", image_id)
+    return tuple(PatchReceipt.model_validate(one) for one in json.loads(found[place]))
 
 
 def run_selftest(client: docker.DockerClient, image_id: str) -> dict[str, Any]:

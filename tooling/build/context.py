@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uv
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tooling.base.bootstrap import USER
-from tooling.errors import EngineError
+from tooling.build.patching import package_directory, plan_files, put_applier, put_toolkit_files
+from tooling.census.architecture import parse_architecture, runs_on
+from tooling.census.rules import Expectation
 from tooling.lock.lockfile import pin_lines
 from tooling.records import sha256_of, sha256_of_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from tooling.base.bootstrap import BaseImage
+    from tooling.census.architecture import Architecture
+    from tooling.census.rules import CensusRules
     from tooling.lock.lockfile import Lock, LockedWheel
+    from tooling.patches.overlay import Plan
     from tooling.stack.model import Stack
 
 #: Libraries that the checks inside the image use; bound in during the build, never part of the image.
@@ -27,7 +34,39 @@ _CHECK_LIBRARIES = ("elftools", "packaging")
 LABEL = "org.blackwell-stacks"
 
 
-def stack_document(stack: Stack) -> dict[str, Any]:
+#: Files of the toolkit that the selftest of an image uses; the standard library is all they need.
+SELFTEST_FILES = (
+    "tooling/__init__.py",
+    "tooling/census/__init__.py",
+    "tooling/patches/__init__.py",
+    "tooling/patches/receipt.py",
+    *(f"tooling/census/reader/{name}.py" for name in ("__init__", "archive", "cubin", "elf", "fatbin")),
+    *(f"tooling/census/reader/{name}.py" for name in ("files", "scan", "span")),
+)
+SHARE = "/opt/stack/share"
+#: Kernel modules that an earlier build made; they are no input, since equal inputs made them.
+IMPORTED = "imported"
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a build puts on top of the packages.
+
+    Attributes:
+        plans: Patch series with their switches decided.
+        census: Rules on the device code; None for a stack without targets.
+    """
+
+    plans: Sequence[Plan] = ()
+    census: CensusRules | None = None
+
+
+def site_packages(stack: Stack) -> str:
+    """Where an image keeps its packages."""
+    return f"/opt/stack/lib/python{stack.platform.python}/site-packages"
+
+
+def stack_document(stack: Stack, added: Ingredients) -> dict[str, Any]:
     """What an image knows of its stack: how to serve, and the contract that its selftest checks."""
     return {
         "stack": stack.name,
@@ -37,11 +76,52 @@ def stack_document(stack: Stack) -> dict[str, Any]:
         "python": stack.platform.python,
         "serve": stack.serve.model_dump(mode="json"),
         "environment": stack.environment,
+        "patches": {plan.series: [patch.name for patch in plan.patches] for plan in added.plans},
+        "kernels": list(stack.kernels.modules) if stack.kernels else [],
+        "census": required_code(added.census, stack.targets.required) if added.census else [],
     }
 
 
+def required_code(rules: CensusRules, targets: Sequence[str]) -> list[dict[str, Any]]:
+    """The rules that demand machine code, with the architectures that count, so that an image needs no table.
+
+    Args:
+        rules: The stack's rules on device code.
+        targets: The stack's required targets, e.g. `sm_120`.
+    """
+    devices = [parse_architecture(target) for target in targets]
+    return [
+        {
+            "name": rule.name,
+            "files": list(rule.files),
+            "at_least": rule.at_least,
+            "device": device.capability,
+            "architectures": runnable(device),
+        }
+        for rule in rules.rules
+        if rule.expect is Expectation.SASS
+        for device in devices
+        if not rule.devices or device.capability in rule.devices
+    ]
+
+
+def runnable(device: Architecture) -> list[str]:
+    """Every architecture whose machine code runs on a device: of its own major version, not newer than it."""
+    names = [
+        f"{device.major}.{minor}{suffix}" for minor in range(device.minor + 1) for suffix in ("", "a", "f")
+    ]
+    return [name for name in names if runs_on("sass", parse_architecture(name), device)]
+
+
 def gather(
-    stack: Stack, lock: Lock, layers: dict[str, list[LockedWheel]], *, images: Path, context: Path, epoch: int
+    stack: Stack,
+    lock: Lock,
+    layers: dict[str, list[LockedWheel]],
+    added: Ingredients,
+    *,
+    images: Path,
+    context: Path,
+    epoch: int,
 ) -> dict[str, str]:
     """Fill the context folder; returns SHA-256 by file.
 
@@ -49,62 +129,69 @@ def gather(
         stack: The stack.
         lock: Its lock.
         layers: Wheels by layer.
+        added: What comes on top of the packages.
         images: The checkout's `images/`.
-        context: An empty folder.
+        context: A folder with nothing but imported kernel modules.
         epoch: Seconds since 1970 that every file gets as its time.
     """
     (context / "layers").mkdir()
     for name, wheels in layers.items():
         (context / "layers" / f"{name}.txt").write_text("\n".join([*pin_lines(wheels), ""]), encoding="utf-8")
-    shutil.copytree(images / "build", context / "bin", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    for folder, name in (
+        ("build", "bin"),
+        ("runtime", "runtime"),
+        ("checks", "checks"),
+        ("kernels", "kernels"),
+    ):
+        shutil.copytree(images / folder, context / name, ignore=ignored)
     shutil.copy2(uv.find_uv_bin(), context / "bin" / "uv")
-    shutil.copytree(images / "runtime", context / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(images / "checks", context / "checks", ignore=shutil.ignore_patterns("__pycache__"))
+    put_toolkit_files(SELFTEST_FILES, context / "runtime" / "lib")
     for library in _CHECK_LIBRARIES:
-        shutil.copytree(
-            _package_directory(library),
-            context / "checks" / "site" / library,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        shutil.copytree(package_directory(library), context / "checks" / "site" / library, ignore=ignored)
+    if added.plans:
+        put_applier(added.plans, context)
     expected = {
         "packages": {wheel.name: wheel.version for wheel in lock.wheels},
         "cuda": stack.cuda,
         "targets": list(stack.targets.required),
         "allow": [allowance.finding for allowance in stack.allow],
     }
-    for name, document in (("expected.json", expected), ("stack.json", stack_document(stack))):
+    for name, document in (("expected.json", expected), ("stack.json", stack_document(stack, added))):
         (context / name).write_text(json.dumps(document, indent=1, sort_keys=True), encoding="utf-8")
+    return _settle(context, epoch)
+
+
+def _settle(context: Path, epoch: int) -> dict[str, str]:
+    """Give every file one time and plain permissions; the answer is the hash of each that is an input."""
     hashes = {}
     for path in sorted(context.rglob("*")):
         path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
         os.utime(path, (epoch, epoch))
-        if path.is_file():
-            hashes[str(path.relative_to(context))] = sha256_of_file(path)
+        name = path.relative_to(context)
+        if path.is_file() and name.parts[0] != IMPORTED:
+            hashes[str(name)] = sha256_of_file(path)
     return hashes
 
 
-def _package_directory(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        raise EngineError(
-            f"the toolkit's own environment lacks {name}", fix="install the toolkit from its lock"
-        )
-    return Path(spec.submodule_search_locations[0])
-
-
-def render_dockerfile(stack: Stack, base: BaseImage, images: Path, labels: dict[str, str], *, ca: bool) -> str:
+def render_dockerfile(
+    stack: Stack, base: BaseImage, added: Ingredients, images: Path, labels: dict[str, str], *, ca: bool
+) -> str:
     """The Dockerfile of a stack.
 
     Args:
         stack: The stack.
         base: The base that it stands on.
+        added: What comes on top of the packages.
         images: The checkout's `images/`.
         labels: Labels of the image.
         ca: Whether a CA bundle comes in as a secret.
     """
     major = (stack.cuda or "").split(".")[0]
     python = stack.platform.python
-    cuda_home = f"/opt/stack/lib/python{python}/site-packages/nvidia/cu{major}" if stack.cuda else ""
+    cuda_home = f"{site_packages(stack)}/nvidia/cu{major}" if stack.cuda else ""
+    plans = dict(zip(plan_files(added.plans), added.plans, strict=True))
+    own = [name for name, plan in plans.items() if stack.kernels and plan.package == stack.kernels.package]
     environment = Environment(
         loader=FileSystemLoader(images),
         undefined=StrictUndefined,
@@ -123,6 +210,13 @@ def render_dockerfile(stack: Stack, base: BaseImage, images: Path, labels: dict[
         port=stack.serve.port,
         labels=sorted(labels.items()),
         ca=ca,
+        lock=labels.get(f"{LABEL}.lock-sha256", "none")[:12],
+        site=site_packages(stack),
+        share=SHARE,
+        plans=list(plans),
+        kernels=stack.kernels,
+        kernel_plans=own,
+        jobs=stack.budget.compile_jobs,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tooling.errors import CheckError, CommandError, EngineError, ToolkitError
+from tooling.errors import CheckError, CommandError, EngineError, InputError, ToolkitError
+from tooling.patches.errors import Fault, PatchError
+from tooling.patches.overlay import RECORD_MARK
 
 
 class Cause(NamedTuple):
@@ -25,6 +28,12 @@ _CAUSES = tuple(
             CheckError,
             "the image's contents are not as they must be",
             "correct the stack or its lock; a harmless finding can be listed under allow, with its reason",
+        ),
+        (
+            r"^kernel [a-z0-9_]+: ",
+            CheckError,
+            "a kernel module cannot be compiled into the image",
+            "see its lines above; correct the sources or patches, or take the module out of the stack",
         ),
         (
             r"hash mismatch|do(es)? not match the (required )?hash",
@@ -76,6 +85,9 @@ def explain(failed: list[str], last: list[str], log: str) -> ToolkitError:
         log: Path of the full log.
     """
     lines = [line for line in (failed or last) if line.strip()]
+    for line in lines:
+        if line.startswith(RECORD_MARK):
+            return _refused_patch(json.loads(line.removeprefix(RECORD_MARK)), log)
     for cause in _CAUSES:
         found = [line for line in lines if cause.pattern.search(line)]
         if found:
@@ -84,6 +96,23 @@ def explain(failed: list[str], last: list[str], log: str) -> ToolkitError:
             return cause.error(cause.what, f"full log: {log}", cause.fix, shown[-_SHOWN * 2 :])
     return CommandError(
         "the build failed", f"full log: {log}", "read the last lines above and the log", lines[-_SHOWN:]
+    )
+
+
+def _refused_patch(record: dict[str, Any], log: str) -> ToolkitError:
+    """The error of the step that applies patches, with its own names of patch, file and hunk."""
+    details = [*record["details"], f"full log: {log}"]
+    if "fault" not in record:
+        return InputError(record["what"], record["where"], record["fix"], details)
+    return PatchError(
+        record["what"],
+        record["where"],
+        record["fix"],
+        details,
+        fault=Fault(record["fault"]),
+        patch=record["patch"],
+        file=record["file"],
+        hunk=record["hunk"],
     )
 
 

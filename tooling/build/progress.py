@@ -24,9 +24,9 @@ _DONE = re.compile(r"^DONE (?P<seconds>\d+\.\d+)s$")
 _PHASES = (
     ("link_toolkit.py", "toolkit links"),
     ("contents.py", "check of contents"),
-    ("patches", "patches"),
-    ("kernels", "kernels"),
+    ("--import-check", "patches"),
 )
+_COMPILE = re.compile(r"/compile_kernel\.py \S+ (?P<module>\S+) /out$")
 KEPT_LINES = 40
 
 
@@ -91,4 +91,6 @@ def phase_name(text: str) -> str | None:
         return None
     if install := _INSTALL.search(step["instruction"]):
         return f"layer {install['layer']}"
+    if compiled := _COMPILE.search(step["instruction"]):
+        return f"kernel {compiled['module']}"
     return next((name for mark, name in _PHASES if mark in step["instruction"]), None)

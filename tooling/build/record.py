@@ -18,8 +18,8 @@ class BuildInputs(Record):
         lock_sha256: Hash of the pins.
         dockerfile_sha256: Hash of the rendered Dockerfile, its labels left out.
         context_sha256: SHA-256 by file of everything else that the build could read.
-        patches: SHA-256 by patch.
-        kernels: SHA-256 by kernel artifact.
+        patches: SHA-256 by patch, `<series>/<patch>`, of those that are applied.
+        kernels: By kernel module, hash of all that it is compiled from.
         epoch: Seconds since 1970 that the files carry as their time.
     """
 
@@ -54,6 +54,50 @@ class ImageLayer(Record):
     created_by: str
 
 
+class PatchReceipt(Record):
+    """What was done to the files of one package, as the step that did it wrote it down.
+
+    Attributes:
+        series: Name of the series.
+        package: Distribution that owns the files.
+        version: Its version.
+        applied: Names of the patches that were applied, in order.
+        off: Names of those that are off.
+        files: Path below site-packages -> hex SHA-256 of the patched file.
+        tree: Hash of all of them.
+        not_importable: Changed modules that a machine without a GPU cannot import, patched or not.
+    """
+
+    series: str
+    package: str
+    version: str
+    applied: tuple[str, ...]
+    off: tuple[str, ...]
+    files: dict[str, str]
+    tree: str
+    not_importable: tuple[str, ...] = ()
+
+
+class KernelReceipt(Record):
+    """A kernel module as it was compiled into the image.
+
+    Attributes:
+        module: Its name.
+        path: In the image.
+        sha256: Of the library.
+        architecture: What it was compiled for.
+        needed: Libraries that it needs at run time.
+        functions: Functions that it exports; each was looked up once.
+    """
+
+    module: str
+    path: str
+    sha256: str
+    architecture: str
+    needed: tuple[str, ...]
+    functions: tuple[str, ...]
+
+
 class BuildRecord(Record):
     """What a build did.
 
@@ -67,6 +111,9 @@ class BuildRecord(Record):
         size_bytes: Sum of the layers.
         layers: From the base up.
         contents: Report of the checks over the files of all packages.
+        patches: Receipts of the patch series.
+        kernels: Receipts of the kernel modules.
+        kernel_count: Kernels in those modules, all of them looked at.
         selftest: Report of the image's own selftest.
         engine: Versions of the Docker Engine and of the client that built.
         started: ISO 8601, UTC.
@@ -84,6 +131,9 @@ class BuildRecord(Record):
     size_bytes: int
     layers: tuple[ImageLayer, ...]
     contents: dict[str, Any]
+    patches: tuple[PatchReceipt, ...] = ()
+    kernels: tuple[KernelReceipt, ...] = ()
+    kernel_count: int = 0
     selftest: dict[str, Any]
     engine: dict[str, str]
     started: str

@@ -126,7 +126,10 @@ def bench_build(
         ("plain uv pip install, one step", result.plain_s),
         ("cold build, checks included", result.cold_s),
         ("rebuild after one argument", result.rebuild_s),
+        ("rebuild after one patch", result.patch_s),
     ):
+        if seconds is None:
+            continue
         table.add_row(name, f"{seconds:.1f}", f"{seconds / result.plain_s:.2f}")
     console.out.print(table)
     console.out.print(f"image {result.image_bytes / _GB:.2f} GB, plain {result.plain_bytes / _GB:.2f} GB")

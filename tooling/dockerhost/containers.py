@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from typing import TYPE_CHECKING, NamedTuple
 
+from docker.errors import NotFound
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import docker
 
@@ -36,5 +40,29 @@ def run_once(client: docker.DockerClient, image: str, command: Sequence[str]) ->
             for stdout in (True, False)
         )
         return Finished(exit_code, out, err)
+    finally:
+        container.remove(force=True)
+
+
+def read_files(client: docker.DockerClient, image: str, paths: Iterable[str]) -> dict[str, bytes]:
+    """Read files of an image through a container that is never started.
+
+    Returns:
+        Path -> content, of those that are there and are regular files.
+    """
+    container = client.containers.create(image, ["none"], network_mode="none")
+    found = {}
+    try:
+        for path in paths:
+            try:
+                pieces, _ = container.get_archive(path)
+            except NotFound:
+                continue
+            with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as tar:
+                member = tar.next()
+                file = tar.extractfile(member) if member is not None and member.isreg() else None
+                if file is not None:
+                    found[path] = file.read()
+        return found
     finally:
         container.remove(force=True)

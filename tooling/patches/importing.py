@@ -6,6 +6,7 @@ Standard library only: it travels into image builds with the applier.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Seconds for all imports of one tree; engines import torch first.
 TIMEOUT_S = 600.0
+#: Names a folder for the bytecode of what is imported. An image has none of its own, and compiling an engine's
+#: few thousand modules takes longer than all else here.
+BYTECODE_VARIABLE = "PATCH_CHECK_BYTECODE"
 
 # Run with -S so that only the given tree is imported from; the answer is the last line of stdout.
 _PROBE = """
@@ -88,8 +92,14 @@ def _failures(root: Path, changed: dict[str, str], modules: list[str]) -> dict[s
     if not modules:
         return {}
     argv = [sys.executable, "-S", "-c", _PROBE, str(root), json.dumps(changed), *modules]
+    environment = dict(os.environ)
+    if folder := environment.pop(BYTECODE_VARIABLE, None):
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = folder
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
         answer: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
     except (subprocess.TimeoutExpired, IndexError, ValueError):
         return dict.fromkeys(modules, "the importing process ended without an answer")

@@ -11,7 +11,6 @@ document. So an image build needs no more than this package's modules of the sta
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import json
 import py_compile
@@ -25,9 +24,22 @@ from tooling.errors import InputError, ToolkitError
 from tooling.patches.apply import Content, apply_file
 from tooling.patches.diff import parse_diff
 from tooling.patches.errors import Fault, PatchError
+from tooling.patches.receipt import reader, sha256, verify_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+__all__ = [
+    "Plan",
+    "PlannedPatch",
+    "changed_files",
+    "reader",
+    "run",
+    "run_all",
+    "sha256",
+    "tree_sha256",
+    "verify_receipt",
+]
 
 #: What an image build has to mount, below the repository's root, beside the package unidiff.
 RUNTIME_FILES = (
@@ -38,8 +50,13 @@ RUNTIME_FILES = (
     "tooling/patches/diff.py",
     "tooling/patches/apply.py",
     "tooling/patches/overlay.py",
+    "tooling/patches/receipt.py",
     "tooling/patches/importing.py",
 )
+
+
+#: Before the failure as data, on a line of its own, for who runs this in a build step.
+RECORD_MARK = "error-record: "
 
 
 @dataclass(frozen=True)
@@ -99,11 +116,6 @@ class Plan:
     def to_json(self) -> str:
         """One line of JSON with sorted keys: equal plans are equal bytes."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=True) + "\n"
-
-
-def sha256(data: bytes) -> str:
-    """Hex SHA-256."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def tree_sha256(files: Mapping[str, str]) -> str:
@@ -180,19 +192,6 @@ def _check_hashes(patch: PlannedPatch, path: str, old: Content | None, new: Cont
             patch=patch.name,
             file=path,
         )
-
-
-def reader(root: Path) -> Callable[[str], bytes | None]:
-    """Read files of an installed tree; a link that leads out of it is not followed."""
-    base = root.resolve()
-
-    def read(path: str) -> bytes | None:
-        file = (base / path).resolve()
-        if not file.is_file() or not file.is_relative_to(base):
-            return None
-        return file.read_bytes()
-
-    return read
 
 
 def check_owner(plan: Plan, root: Path, paths: Iterable[str]) -> None:
@@ -312,21 +311,6 @@ def receipt(plan: Plan, files: Mapping[str, bytes], not_importable: Iterable[str
     }
 
 
-def verify_receipt(record: Mapping[str, Any], root: Path) -> list[str]:
-    """Hold installed files against a receipt; the answer lists what is not as it was patched, one line each."""
-    read = reader(root)
-    found = []
-    for path, expected in record["files"].items():
-        data = read(path)
-        if data is None:
-            found.append(f"{record['series']}: {path} is missing")
-        elif sha256(data) != expected:
-            found.append(f"{record['series']}: {path} is not the patched file")
-    if record["applied"] and not record["files"]:
-        found.append(f"{record['series']}: the receipt names patches but no file")
-    return found
-
-
 def run(plan: Plan, root: Path, out: Path, *, import_check: bool = False) -> dict[str, Any]:
     """Apply one plan to an installed tree and write the changed files below `out`.
 
@@ -389,7 +373,7 @@ def main(arguments: list[str] | None = None) -> int:
         plans = [Plan.from_json(path.read_text(encoding="utf-8"), where=str(path)) for path in given.plan]
         receipts = run_all(plans, given.root, given.out, import_check=given.import_check)
     except ToolkitError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {error}\n{RECORD_MARK}{json.dumps(error.as_record())}\n")
         return error.exit_code
     text = json.dumps(receipts, indent=2, sort_keys=True) + "\n"
     if given.receipt:

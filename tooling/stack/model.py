@@ -16,6 +16,8 @@ Minor = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
 Target = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[af]?$")]
 Package = Annotated[str, AfterValidator(canonicalize_name)]
 Reason = Annotated[str, Field(min_length=10)]
+#: Variable by which FlashInfer learns the architecture; it decides where compiled modules are looked for.
+ARCH_VARIABLE = "FLASHINFER_CUDA_ARCH_LIST"
 
 
 class Targets(Record):
@@ -167,6 +169,34 @@ class PatchSeries(Record):
     disable: tuple[str, ...] = ()
 
 
+class Kernels(Record):
+    """Kernel modules that are compiled into the image, so that no engine compiles them while it serves.
+
+    Attributes:
+        package: Distribution that has their sources and looks for them under `data/aot`.
+        source: Python module with their generators, one `gen_<module>_module()` each.
+        architecture: The one architecture that they are compiled for, e.g. `12.0a`. The environment must say
+            the same to the engine, which would otherwise ignore them and compile again.
+        modules: Their names, each compiled in a step of its own.
+        spill_bytes: Most bytes that one kernel may spill, stores and loads each.
+        may_be_empty: Names, or parts of names, of kernels that are meant to do nothing.
+    """
+
+    package: Package = canonicalize_name("flashinfer-python")
+    source: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")] = "flashinfer.jit.comm"
+    architecture: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$")]
+    modules: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], ...] = Field(min_length=1)
+    spill_bytes: int = Field(default=0, ge=0)
+    may_be_empty: tuple[str, ...] = ()
+
+    @field_validator("modules")
+    @classmethod
+    def _named_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("a module is listed twice")
+        return value
+
+
 class Serve(Record):
     """How the image's entrypoint serves.
 
@@ -187,10 +217,12 @@ class Budget(Record):
     Attributes:
         build_disk_gb: Free disk that the build needs, in GB (10^9 bytes).
         layer_gb: No layer may be larger, in GB.
+        compile_jobs: Compilers that run at once; one of a large kernel module takes 1 to 2 GB of memory.
     """
 
     build_disk_gb: float = Field(gt=0)
     layer_gb: float = Field(default=2.0, gt=0)
+    compile_jobs: int = Field(default=2, ge=1)
 
 
 class Stack(Record):
@@ -208,7 +240,7 @@ class Stack(Record):
         layers: Image layers of packages, slow to fast.
         allow: Known findings in the image.
         patches: Patch series, in order.
-        kernels: Kernel packages compiled into the image.
+        kernels: Kernel modules compiled into the image.
         serve: How it serves.
         environment: Variables of the image.
         gates: Gates that a release needs.
@@ -226,7 +258,7 @@ class Stack(Record):
     layers: tuple[Layer, ...] = Field(min_length=1)
     allow: tuple[Allowance, ...] = ()
     patches: tuple[PatchSeries, ...] = ()
-    kernels: tuple[str, ...] = ()
+    kernels: Kernels | None = None
     serve: Serve
     environment: dict[str, str] = Field(default_factory=dict)
     gates: tuple[str, ...] = ()
@@ -249,7 +281,23 @@ class Stack(Record):
                 raise ValueError(f"layer {layer.name!r} lists no packages: only the last layer takes the rest")
         if self.layers[-1].packages:
             raise ValueError(f"the last layer {self.layers[-1].name!r} takes the rest and lists no packages")
+        self._check_kernels()
         return self
+
+    def _check_kernels(self) -> None:
+        """One architecture for what is compiled in and what the engine asks for."""
+        if self.kernels is None:
+            return
+        architecture = self.kernels.architecture
+        served = {f"sm_{architecture.rstrip('af').replace('.', '')}"}
+        if not served & {target.rstrip("af") for target in self.targets.required}:
+            raise ValueError(f"kernels.architecture {architecture} is none of targets.required")
+        told = self.environment.get(ARCH_VARIABLE)
+        if told != architecture:
+            raise ValueError(
+                f"environment.{ARCH_VARIABLE} is {told!r} and kernels.architecture is {architecture!r}: "
+                "the engine would not find what was compiled"
+            )
 
     @property
     def requirements(self) -> tuple[str, ...]:
@@ -292,6 +340,11 @@ class StackFile(Record):
     def lock_path(self) -> Path:
         """The lock of wheels."""
         return self.path.with_name(f"{self.stack.name}.lock.txt")
+
+    @property
+    def census_path(self) -> Path:
+        """The rules on the image's device code; a stack without targets has none."""
+        return self.path.parent / "census" / f"{self.stack.name}.yaml"
 
     @property
     def base_lock_path(self) -> Path:

@@ -117,8 +117,10 @@ def verify_stack(
         todo = _Todo(profile, tier, root, plan, evidence, baselines, {"inputs": inputs})
         results, measured = _load_gates(endpoint, todo)
         info = _server_info(endpoint.url)
+        # Read before the stop that we ask for: what comes after it is not the engine's doing.
+        report = endpoint.report()
     features = feature_table(
-        arguments=arguments, environment=stack.environment, server_info=info, report=endpoint.report()
+        arguments=arguments, environment=stack.environment, server_info=info, report=report
     )
     gates += results
     gates.append(

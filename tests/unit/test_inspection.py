@@ -1,0 +1,129 @@
+"""Each row of the inspection has a case in which it fails."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.patch_trees import GATE, OPEN, TILE, install, patch, write_series
+from tooling.archgates.records import Hit, JudgedHit, PackageScan, Pattern, Polarity
+from tooling.build.record import PatchReceipt
+from tooling.errors import CheckError
+from tooling.gates.records import Verdict
+from tooling.inspection.inspect import contents_checks, gate_check, patch_check, torch_checks
+from tooling.inspection.sources import take_back
+from tooling.patches.overlay import Plan, reader, run, write_files
+from tooling.patches.record import record_series, write_record
+from tooling.patches.series import Selection, load_series, plan_for
+
+CONTENTS = {
+    "findings": [],
+    "stale": [],
+    "allowed": ["known"],
+    "hashed_files": 3,
+    "packages": [{"name": "torch", "version": "1"}],
+    "torch": {"version": "1", "targets": ["sm_90", "sm_120"]},
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return install(tmp_path / "tree")
+
+
+@pytest.fixture
+def plan(tmp_path, tree):
+    root = write_series(tmp_path / "series", p0001_open=patch("opens", OPEN), p0002_tile=patch("tile", TILE))
+    record = record_series(load_series("engine-1.0", root), reader(tree))
+    write_record(record, root / "engine-1.0" / "series.yaml")
+    return lambda **switches: plan_for(
+        load_series("engine-1.0", root), Selection(series="engine-1.0", **switches)
+    )
+
+
+def _receipt(plan: Plan, tree: Path, tmp_path: Path) -> PatchReceipt:
+    return PatchReceipt.model_validate(run(plan, tree, tmp_path / "out"))
+
+
+def _gates(*gates: JudgedHit) -> PackageScan:
+    return PackageScan(package="engine", version="1.0", files=1, gates=gates, markers={}, skipped=())
+
+
+def _gate(polarity=Polarity.UNJUDGED, handled_by="") -> JudgedHit:
+    hit = Hit(path="engine/gate.py", line=7, pattern=Pattern.ARCH_LIST, symbol="admits", code="x")
+    return JudgedHit(hit=hit, polarity=polarity, id="E1", patch=handled_by)
+
+
+def test_contents_as_they_were_verified_pass():
+    assert [check.verdict for check in contents_checks(CONTENTS, {"torch": "1"})] == [Verdict.PASS] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({"findings": ["a.so needs GLIBC_2.99"]}, "1 wrong: a.so needs GLIBC_2.99"),
+        ({"stale": ["old"]}, "1 wrong: stale: old"),
+        ({"hashed_files": 0}, "1 wrong: no file was looked at"),
+    ],
+)
+def test_contents_with_a_finding_fail(change, seen):
+    check = next(iter(contents_checks({**CONTENTS, **change}, {"torch": "1"})))
+    assert (check.verdict, check.seen) == (Verdict.FAIL, seen)
+
+
+def test_packages_other_than_the_locked_ones_fail():
+    check = list(contents_checks(CONTENTS, {"torch": "2", "numpy": "1"}))[1]
+    assert check.verdict is Verdict.FAIL
+    assert check.details == ("numpy: locked 1, in the image no", "torch: locked 2, in the image 1")
+
+
+def test_torch_without_the_target_fails():
+    assert [check.verdict for check in torch_checks(CONTENTS, ["sm_120"])] == [Verdict.PASS]
+    assert [check.seen for check in torch_checks(CONTENTS, ["sm_121"])] == ["1 wrong: no sm_121"]
+    silent = list(torch_checks({**CONTENTS, "torch": None}, ["sm_120"]))
+    assert [check.verdict for check in silent] == [Verdict.FAIL]
+
+
+def test_patches_as_the_stack_switches_them_pass(plan, tree, tmp_path):
+    receipt = _receipt(plan(), tree, tmp_path)
+    check = patch_check(plan(), receipt, receipt.files)
+    assert (check.verdict, check.seen) == (Verdict.PASS, "2 patches in 1 files as recorded, 0 off")
+
+
+def test_a_patch_that_is_missing_or_too_much_fails(plan, tree, tmp_path):
+    receipt = _receipt(plan(), tree, tmp_path)
+    one = plan(disable=["0002"])
+    check = patch_check(one, receipt, receipt.files)
+    assert check.details == (
+        "0002-tile is applied and off in the stack",
+        "engine/gate.py is not the patched file",
+    )
+    less = receipt.model_copy(update={"applied": ("0001-open",)})
+    assert patch_check(plan(), less, receipt.files).seen == "1 wrong: 0002-tile is not applied"
+    assert patch_check(plan(), receipt, {}).seen == "1 wrong: engine/gate.py is not the patched file"
+    assert patch_check(plan(), None, {}).verdict is Verdict.FAIL
+
+
+def test_gates_are_counted_and_a_patch_that_is_missing_fails(plan):
+    check = gate_check(_gates(_gate(), _gate(Polarity.CLOSED, "engine-1.0/0001")), [plan()])
+    assert (check.verdict, check.seen) == (Verdict.PASS, "2 gates in 1 files: 1 closed, 1 unjudged")
+    off = gate_check(_gates(_gate(Polarity.CLOSED, "engine-1.0/0002")), [plan(disable=["0002"])])
+    assert off.verdict is Verdict.PASS, "off is a decision of the stack"
+    missing = gate_check(_gates(_gate(Polarity.CLOSED, "engine-1.0/0009")), [plan()])
+    assert missing.seen == "1 wrong: E1 (engine/gate.py:7), closed: engine-1.0/0009 is not in the stack"
+    unread = _gates().model_copy(update={"unreadable": ("engine/x.py: bad",)})
+    assert gate_check(unread, []).verdict is Verdict.FAIL
+
+
+def test_applied_patches_are_taken_back_to_the_file_of_the_wheel(plan, tree):
+    patched = plan()
+    out = run(patched, tree, tree.parent / "out")
+    write_files(tree, tree, {path: (tree.parent / "out" / path).read_bytes() for path in out["files"]})
+    assert (tree / "engine/gate.py").read_text() != GATE
+    take_back(patched, tree)
+    assert (tree / "engine/gate.py").read_text() == GATE
+
+
+def test_a_file_that_is_not_the_patched_one_cannot_be_taken_back(plan, tree):
+    (tree / "engine/gate.py").write_text("something else\n")
+    with pytest.raises(CheckError, match="cannot be traced to the file of the wheel"):
+        take_back(plan(), tree)
