@@ -163,11 +163,11 @@ def container(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def test(session: nox.Session) -> None:
-    """Run all that CI runs: style, types, unit and container tests, the real build."""
+    """Run all that CI runs: style, types, the real build, all tests that need no GPU."""
     _install(session)
     _lint(session)
     session.run("blackwell-stacks", "build", "cu130")
-    session.run("pytest", "tests/unit", "tests/container", *session.posargs)
+    session.run("pytest", "tests/unit", "tests/wheels", "tests/engine", "tests/container", *session.posargs)
 
 
 @nox.session(name="verify-attach", default=False)

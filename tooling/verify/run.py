@@ -49,6 +49,8 @@ CPU_PLAN = ThroughputPlan(
     open_loop_requests=24,
     freeze_ms=2500,
 )
+#: A dry boot is no measurement; only a pause of this many seconds is a fault.
+DRY_STALL_S = 30.0
 _INFO_ROUTES = ("/server_info", "/get_server_info")
 
 
@@ -101,6 +103,9 @@ def verify_stack(
     limitations: tuple[str, ...] = ()
     if device == "cpu" and stack.cuda:
         contract, limitations = dry_boot_contract(contract, engine=stack.engine.name)
+        limitations += (
+            f"pauses below {DRY_STALL_S:g} s were not judged: a CPU is slow at a GPU engine's work",
+        )
     console.say(f"verify {name}: {image[:19]} on {device}, evidence in {evidence}")
     arguments = contract.command[len(stack.serve.command) :]
     gates = [arguments_gate(client, image, stack, arguments)]
@@ -114,7 +119,10 @@ def verify_stack(
         device=device,
     ) as endpoint:
         plan = CPU_PLAN if device == "cpu" else ThroughputPlan()
-        todo = _Todo(profile, tier, root, plan, evidence, baselines, {"inputs": inputs})
+        if limitations:
+            plan = plan.model_copy(update={"freeze_ms": DRY_STALL_S * 1000})
+        stall_s = DRY_STALL_S if limitations else None
+        todo = _Todo(profile, tier, root, plan, evidence, baselines, {"inputs": inputs}, stall_s)
         results, measured = _load_gates(endpoint, todo)
         info = _server_info(endpoint.url)
         # Read before the stop that we ask for: what comes after it is not the engine's doing.
@@ -217,11 +225,15 @@ class _Todo(NamedTuple):
     evidence: Path
     baselines: Path | None
     pins: dict[str, str]
+    stall_s: float | None = None
 
 
 def _load_gates(endpoint: Endpoint, todo: _Todo) -> tuple[list[GateResult], Throughput]:
     """Correctness, then load, then a last answer: an engine that died under load is found here."""
     profile = load_profile(todo.profile, todo.root / "stacks" / "models")
+    if todo.stall_s is not None:
+        patient = profile.chat.model_copy(update={"stall_s": todo.stall_s})
+        profile = profile.model_copy(update={"chat": patient})
     console.say(f"correctness: tier {todo.tier}, profile {todo.profile}")
     correctness = run_correctness(
         Correctness(base_url=endpoint.url, model=endpoint.model),
