@@ -77,24 +77,29 @@ def _toolkit(session: nox.Session, *arguments: str) -> None:
     session.run("blackwell-stacks", *arguments, *session.posargs, interrupt_timeout=30, terminate_timeout=30)
 
 
-def _stack_session(stack: str, verb: str, docstring: str, command: str = "") -> None:
-    """Generate the session `<verb>-<stack>` over a command of nearly the same name."""
+def _stack_session(stack: str, verb: str, docstring: str, command: str) -> None:
+    """Generate the session `<verb>-<stack>`."""
 
     def run(session: nox.Session) -> None:
-        _toolkit(session, command or verb, stack)
+        _toolkit(session, command, stack)
 
     run.__doc__ = docstring
     nox.session(name=f"{verb}-{stack}", default=False)(run)
 
 
 for _stack in STACKS:
-    _stack_session(_stack, "build", f"Build the image of stack {_stack} from its pinned inputs and check it.")
-    _stack_session(
-        _stack, "lock", f"Resolve stack {_stack} again and write its lock (wheels and base packages)."
-    )
-    _stack_session(
-        _stack, "inspect", f"Inspect the image of {_stack}: device code, kernels, patches, arch gates; no GPU."
-    )
+    for _verb, _text, _command in (
+        ("build", "Build the image of {} from its pinned inputs and check it.", "build"),
+        ("inspect", "Inspect the image of {}: device code, kernels, patches, arch gates; no GPU.", "inspect"),
+        (
+            "verify",
+            "Boot the image of {} and run its gates; `-- --device cpu` where no GPU is.",
+            "verify-stack",
+        ),
+        ("patches", "Show the state of each patch of {}; `-- --against VERSION` for another one.", "patches"),
+        ("lock", "Resolve {} again and write its locks (wheels and base packages).", "lock"),
+    ):
+        _stack_session(_stack, _verb, _text.format(f"stack {_stack}"), _command)
 
 
 @nox.session(default=False)
