@@ -340,12 +340,14 @@ def run(plan: Plan, root: Path, out: Path, *, import_check: bool = False) -> dic
 def run_all(plans: list[Plan], root: Path, out: Path, *, import_check: bool = False) -> list[dict[str, Any]]:
     """Apply several plans, as `run` does, and refuse two that change the same file.
 
+    The changed modules of all of them are imported together, as they will be in the image.
+
     Raises:
         PatchError: See `run`.
     """
     receipts: list[dict[str, Any]] = []
     for plan in plans:
-        done = run(plan, root, out, import_check=import_check)
+        done = run(plan, root, out)
         for earlier in receipts:
             for path in sorted(earlier["files"].keys() & done["files"].keys()):
                 raise PatchError(
@@ -355,6 +357,14 @@ def run_all(plans: list[Plan], root: Path, out: Path, *, import_check: bool = Fa
                     file=path,
                 )
         receipts.append(done)
+    if import_check:
+        from tooling.patches.importing import check_imports, module_of  # noqa: PLC0415  # only where asked for
+
+        # All at once: importing an engine takes far longer than patching it.
+        broken = check_imports(root, out, [path for done in receipts for path in done["files"]])
+        for done in receipts:
+            own = {module_of(path) for path in done["files"]}
+            done["not_importable"] = [module for module in broken if module in own]
     return receipts
 
 
