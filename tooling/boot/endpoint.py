@@ -108,7 +108,11 @@ class Endpoint:
             BootError: It ended, was restarted, or answers no more.
         """
         self.check_alive()
-        seen = probe(self.url, model=self.model, answer_s=answer_s or self._patience.answer_s)
+        # One empty answer may be the model's own choice; as at the start, several in a row are believed.
+        for _ in range(max(1, self._patience.empty_answers)):
+            seen = probe(self.url, model=self.model, answer_s=answer_s or self._patience.answer_s)
+            if seen.state is not ProbeState.EMPTY:
+                break
         if seen.state is ProbeState.READY and seen.answer is not None:
             return seen.answer
         self.check_alive()

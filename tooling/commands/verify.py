@@ -41,7 +41,9 @@ def verify(
     profile: Annotated[str, typer.Option(help="Model profile: questions, answers, thresholds.")] = "tiny",
     tier: TierOption = Tier.T0,
     argument: Annotated[list[str] | None, typer.Option(help="A further serve argument, e.g. --x=1.")] = None,
+    boots: Annotated[int, typer.Option(help="Boots; a comparison with a baseline needs three or more.")] = 1,
     baselines: Baselines = None,
+    save_baseline: Annotated[bool, typer.Option(help="Make these boots the baseline in --baselines.")] = False,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +58,9 @@ def verify(
         profile=profile,
         tier=tier,
         extra=argument or (),
+        boots=boots,
         baselines=baselines,
+        save=save_baseline,
         output=output,
     )
     _tell(record, as_json=as_json)
