@@ -1,14 +1,22 @@
 """A patch series in a real build: the last layer, refusals with their names, switches, and the selftest."""
 
 import io
+import json
+import os
+import subprocess
+import sys
 import tarfile
 
 import pytest
 
+from tests.container.conftest import ROOT
 from tests.unit.patch_trees import HEADER
 from tests.wheelhouse import make_wheel
+from tooling import console
 from tooling.dockerhost.containers import read_files, run_once
 from tooling.errors import InputError
+from tooling.gates.records import Verdict
+from tooling.inspection import inspect_image
 from tooling.patches.errors import Fault, PatchError
 from tooling.patches.receipt import sha256
 from tooling.patches.record import record_series, write_record
@@ -155,3 +163,29 @@ def test_the_selftest_finds_a_patched_file_that_was_changed_later(patched):
     selftest = run_once(patched.client, changed.id, ["selftest"])
     assert selftest.exit_code == 1
     assert "FAIL  patches      hello-1.0.0: hello.py is not the patched file" in selftest.stderr
+
+
+def test_the_inspection_holds_the_image_against_its_stack(patched):
+    patched.build()
+    good = inspect_image(patched.name, patched.root, patched.client, console.say)
+    assert good.verdict is Verdict.PASS
+    assert [check.name for check in good.checks] == ["contents", "packages", f"patches: {SERIES}"]
+    patched.edit(f"series: {SERIES}", f"series: {SERIES}, disable: ['0002']")
+    command = [sys.executable, "-m", "tooling", "inspect", patched.name, "--json"]
+    environment = {**os.environ, "BLACKWELL_STACKS_ROOT": str(patched.root), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    result = json.loads(done.stdout)
+    assert (result["gate"], result["verdict"]) == ("inspection", "FAIL")
+    assert result["checks"][-1]["details"] == [
+        "0002-tile is applied and off in the stack",
+        "hello.py is not the patched file",
+    ]
+
+
+def test_an_image_of_another_stack_is_not_inspected(patched):
+    base = patched.build().inputs.base["reference"]
+    with pytest.raises(InputError, match="is an image of stack none"):
+        inspect_image(patched.name, patched.root, patched.client, console.say, base)
+    with pytest.raises(InputError, match="no image 'absent:1'"):
+        inspect_image(patched.name, patched.root, patched.client, console.say, "absent:1")
