@@ -25,7 +25,15 @@ STACK = Path("/opt/stack/share/stack.json")
 NO_GPU = 3
 #: Percent and seconds: after the ladders a GPU must come back under this load within this time.
 IDLE_UTILISATION, IDLE_LIMIT_S = 5, 8.0
-HARMLESS = {"ok", "unusable", "unavailable", "not-reached"}
+HARMLESS = {"ok", "unusable", "unavailable"}
+#: NOT_PERMITTED and NOT_SUPPORTED: what a host without an NVLink fabric rightly answers to fabric handles.
+NO_FABRIC = {800, 801}
+
+
+def is_bad(rung: dict[str, Any]) -> bool:
+    """Whether a rung's answer makes the probe fail."""
+    no_fabric = rung.get("handle") == "fabric" and rung.get("code") in NO_FABRIC
+    return rung["outcome"] not in HARMLESS and not no_fabric
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -147,7 +155,7 @@ def main(words: list[str]) -> int:
     """Probe and print."""
     options = arguments(words)
     document = probe(options)
-    bad = [rung for rung in document["rungs"] if rung["outcome"] not in HARMLESS]
+    bad = [rung for rung in document["rungs"] if is_bad(rung)]
     if options.json:
         json.dump(document, sys.stdout, indent=1)
         print()

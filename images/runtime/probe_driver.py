@@ -106,11 +106,11 @@ class Driver:
         """What the driver itself wrote since the last error (CUDA 12.9 and newer)."""
         try:
             size = 25600
-            buffer = bytearray(size)
+            buffer = bytes(size)  # the bindings take no bytearray here; the driver writes into it
             result, *_ = self.cuda.cuLogsDumpToMemory(None, buffer, size, 0)
         except (AttributeError, TypeError, RuntimeError):
             return ""
-        lines = bytes(buffer).split(b"\0")[0].decode("utf-8", "replace").strip().splitlines()
+        lines = buffer.split(b"\0")[0].decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:400] if lines and not int(result) else ""
 
     def attribute(self, device: Any, name: str) -> int | None:
