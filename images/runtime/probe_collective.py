@@ -29,11 +29,18 @@ def all_reduce(torch: Any, distributed: Any, rank: int, world: int) -> None:
         count = size // 4
         ramp = torch.arange(count, device="cuda") % PERIOD
         want = (ramp * world + world * (world - 1) / 2).to(torch.float32)
-        wrong, clock = 0, time.perf_counter()
+        wrong = 0
         for _ in range(ROUNDS):
             data = (ramp + rank).to(torch.float32)
             distributed.all_reduce(data)
             wrong += int((data != want).sum().item())
+        scratch = torch.zeros(count, device="cuda")
+        distributed.all_reduce(scratch)
+        torch.cuda.synchronize()
+        clock = time.perf_counter()
+        for _ in range(ROUNDS):
+            distributed.all_reduce(scratch)
+        torch.cuda.synchronize()
         elapsed = (time.perf_counter() - clock) / ROUNDS
         tell(
             "rung", rung="all-reduce", size=size, outcome="wrong-data" if wrong else "ok", wrong=wrong,

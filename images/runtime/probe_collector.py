@@ -147,7 +147,7 @@ def grants() -> Dict[str, Any]:
         "no_new_privileges": status.get("NoNewPrivs", ""),
         "capabilities": status.get("CapEff", ""),
         "ptrace_scope": read("/proc/sys/kernel/yama/ptrace_scope"),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if ENVIRONMENT.match(name)},
+        "environment": {name: value[:200] for name, value in sorted(os.environ.items()) if ENVIRONMENT.match(name)},
     }
 
 
@@ -155,7 +155,8 @@ def smi() -> Dict[str, Any]:
     """All that nvidia-smi says, without what identifies a card or a program."""
     done = program("nvidia-smi", "-q", "-x")
     if "out" in done:
-        done["out"] = re.sub(r"<(serial|uuid|board_id|gpu_part_number|process_name)>[^<]*</\1>", "", done["out"])
+        names = r"\w*serial\w*|\w*uuid|pdi|\w*part_number|board_id|process_name|\w*guid|\w*slot_number|tray_index|host_id"
+        done["out"] = re.sub(r"<(%s)>[^<]*</\1>" % names, "", done["out"])
     return done
 
 
