@@ -41,7 +41,8 @@ KERNEL_LINE = re.compile(
 COMMAND_LINE_WORD = re.compile(r"^(iommu|intel_iommu|amd_iommu|pci|pcie_\w+|nvidia[\w.-]*|rd\.driver\.\w+)(=|$)")
 #: Asked in a process of its own, since a driver can hang or crash its caller.
 CUDA_QUESTION = r"""
-import ctypes, json, sys
+import ctypes, json, os, sys
+os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 answer = {}
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -53,6 +54,13 @@ answer["init"] = cuda.cuInit(0)
 if not cuda.cuDriverGetVersion(ctypes.byref(version)): answer["version"] = version.value
 if not answer["init"]:
     answer["count_result"] = cuda.cuDeviceGetCount(ctypes.byref(count)); answer["count"] = count.value
+    answer["capabilities"] = []
+    for index in range(count.value):
+        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+        answer["capabilities"].append("%d.%d" % (major.value, minor.value))
 print(json.dumps(answer))
 """
 

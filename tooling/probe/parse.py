@@ -90,6 +90,7 @@ def _record(raw: Raw, host: Raw) -> HostRecord:
     nvml_gpus = tuple(_nvml_gpu(each, raw["devices"].items()) for each in raw["nvml"]["gpus"].items())
     gpus = tuple(_with_pci(gpu, host["pci"].items()) for gpu in nvml_gpus or gpus or _proc_gpus(nvidia))
     matrices = [read_matrix(nvidia[name]["out"].text()) for name in ("topology", "p2p_read", "p2p_write")]
+    gpus = _with_capability(gpus, nvidia)
     links = links_of(*matrices) or _nvml_links(raw["nvml"]["pairs"].items())
     virtualisation = _virtualisation(system)
     log = host["kernel_log"]
@@ -108,6 +109,7 @@ def _record(raw: Raw, host: Raw) -> HostRecord:
         simulated=raw["simulated"].flag() is True,
         collected=host["collected"].text(),
         gpus=gpus,
+        pci_devices=tuple(each["driver"].text() or "no driver" for each in host["pci"].items()),
         links=links,
         driver=raw["nvml"]["driver"].text() or smi_driver or module,
         driver_module=module,
@@ -236,6 +238,25 @@ def _with_pci(gpu: GpuFacts, functions: list[Raw]) -> GpuFacts:
     return gpu
 
 
+def _with_capability(gpus: tuple[GpuFacts, ...], nvidia: Raw) -> tuple[GpuFacts, ...]:
+    """Add what the driver says to the collector, which asks it in the order of nvidia-smi."""
+    values = [each.text() for each in _json(nvidia["cuda"]["out"].text())["capabilities"].items()]
+    if len(values) != len(gpus):  # some are hidden from CUDA: which is which is not known
+        return gpus
+    return tuple(
+        gpu if gpu.compute_capability else gpu.model_copy(update={"compute_capability": value})
+        for gpu, value in zip(gpus, values, strict=True)
+    )
+
+
+def _json(text: str) -> Raw:
+    """A program's JSON; text that is none becomes its error."""
+    try:
+        return Raw(json.loads(text or "{}"))
+    except ValueError:
+        return Raw({"error": text[:200]})
+
+
 def _nvml_links(pairs: list[Raw]) -> tuple[Link, ...]:
     return tuple(
         Link(
@@ -251,10 +272,7 @@ def _nvml_links(pairs: list[Raw]) -> tuple[Link, ...]:
 
 def _cuda(raw: Raw, nvidia: Raw) -> dict[str, Any]:
     """What cuInit said: the probe's own process where it ran, else the collector's question."""
-    try:
-        answer = Raw(json.loads(nvidia["cuda"]["out"].text() or "{}"))
-    except ValueError:
-        answer = Raw({"error": nvidia["cuda"]["out"].text()[:200]})
+    answer = _json(nvidia["cuda"]["out"].text())
     first = next((rung for rung in raw["rungs"].items() if rung["ladder"].text() == "driver"), Raw(None))
     values = first["values"]
     init = answer["init"].whole()

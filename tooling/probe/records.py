@@ -218,6 +218,7 @@ class HostRecord(Record):
         simulated: A stand-in played the driver; such a record never qualifies anything.
         collected: ISO 8601, UTC.
         gpus: By driver order.
+        pci_devices: Kernel driver of each NVIDIA display or 3D function on the PCI bus.
         links: One each pair.
         driver: Version of the driver, e.g. 580.95.05.
         driver_module: Version of the loaded kernel module.
@@ -243,6 +244,7 @@ class HostRecord(Record):
     simulated: bool = False
     collected: str = ""
     gpus: tuple[GpuFacts, ...] = ()
+    pci_devices: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     driver: str = ""
     driver_module: str = ""

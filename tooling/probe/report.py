@@ -1,0 +1,67 @@
+"""From a record to the whole answer: checks, health of the ladders, advice, limitations. Pure but for the clock."""
+
+from __future__ import annotations
+
+from tooling.gates.records import GateResult, worst
+from tooling.probe.compare import changes
+from tooling.probe.fingerprint import fingerprint
+from tooling.probe.judge import has_gpu, judge_host
+from tooling.probe.ladders import judge_ladders
+from tooling.probe.recommend import recommend
+from tooling.probe.records import HostRecord, ProbeReport
+from tooling.probe.tables import codes, kernel_lines, requirements, xids
+from tooling.records import now, sha256_of
+
+GATE = "probe"
+#: Exit codes of the doctor and the probe.
+EXIT_GOOD, EXIT_FAULT, EXIT_NO_GPU, EXIT_UNCLEAR = 0, 1, 3, 4
+
+
+def judge(host: HostRecord, last_good: HostRecord | None = None) -> ProbeReport:
+    """Judge one record.
+
+    Args:
+        host: What was seen.
+        last_good: An earlier record of the same host on which all was well.
+    """
+    changed = changes(last_good, host) if last_good else ()
+    ladder_checks, ladders = judge_ladders(host)
+    checks = (*judge_host(host, changed), *ladder_checks)
+    limitations = [*host.unknown]
+    if host.simulated:
+        limitations.append("a stand-in played the driver: this qualifies nothing")
+    if has_gpu(host) and not host.rungs:
+        limitations.append("no ladder ran: what the driver grants was read, not tried")
+    if len(host.gpus) == 1:
+        limitations.append("one GPU: nothing is known of peer access and collectives")
+    limitations += [f"changed since the last good record: {line}" for line in changed]
+    facts = {
+        "codes": sha256_of(codes()),
+        "requirements": sha256_of(requirements()),
+        "xid": sha256_of({str(number): xid.model_dump() for number, xid in xids().items()}),
+        "kernel log": sha256_of([line.model_dump() for line in kernel_lines()]),
+    }
+    result = GateResult(
+        gate=GATE,
+        verdict=worst(check.verdict for check in checks),
+        checks=checks,
+        limitations=tuple(limitations),
+        configuration_sha256=sha256_of(facts),
+        started=host.collected or now(),
+        ended=now(),
+    )
+    return ProbeReport(
+        host=host,
+        fingerprint_sha256=fingerprint(host),
+        ladders=ladders,
+        result=result,
+        recommendations=recommend(host, ladders),
+    )
+
+
+def exit_code(report: ProbeReport) -> int:
+    """0: good; 1: a check failed; 3: no GPU here; 4: a check could not tell."""
+    verdict = report.result.verdict.value
+    if not has_gpu(report.host) and report.host.cuda_init is None:
+        return EXIT_NO_GPU
+    return {"PASS": EXIT_GOOD, "FAIL": EXIT_FAULT}.get(verdict, EXIT_UNCLEAR)
