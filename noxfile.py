@@ -92,6 +92,19 @@ for _stack in STACKS:
     _stack_session(
         _stack, "lock", f"Resolve stack {_stack} again and write its lock (wheels and base packages)."
     )
+    _stack_session(_stack, "probe", f"Try what the GPUs of this host really do in the image of stack {_stack}.")
+
+
+@nox.session(default=False)
+def doctor(session: nox.Session) -> None:
+    """Say what is wrong with a host and what to change: `-- [--host user@host] [--json]`."""
+    _toolkit(session, "doctor")
+
+
+@nox.session(default=False)
+def fit(session: nox.Session) -> None:
+    """Say before a pull whether a stack with a model fits a host: `-- STACK --weights-gib N`."""
+    _toolkit(session, "fit")
 
 
 @nox.session(default=False)

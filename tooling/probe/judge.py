@@ -48,7 +48,8 @@ def judge_host(host: HostRecord, changed: tuple[str, ...] = ()) -> list[Check]:
     checks = [_present(host)]
     if has_gpu(host) or host.cuda_init is not None:
         checks += [_cuda(host, changed), *_driver(host)]
-    checks += _log(host)
+    if has_gpu(host) or any(finding.fails for finding in host.kernel_findings):
+        checks += _log(host)
     checks += _health(host)
     checks += _engine(host)
     if host.source is Source.IMAGE:

@@ -97,9 +97,11 @@ def _record(raw: Raw, host: Raw) -> HostRecord:
     if log["readable"].flag() is not True:
         why = "; ".join(each.text() for each in log["why"].items())
         unknown.append(f"the kernel log could not be read, so no Xid is known: {why or 'no reason given'}")
-    if host["pci"].items() and all(gpu.acs_redirect is None for gpu in gpus):
+    bridges = [bridge for each in host["pci"].items() for bridge in each["bridges"].items()]
+    if bridges and all(gpu.acs_redirect is None for gpu in gpus):
         unknown.append("ACS of the bridges could not be read: that needs root")
-    if hidden := nvidia["holders"]["unreadable"].whole():
+    hidden = nvidia["holders"]["unreadable"].whole()  # root meets only processes that end meanwhile
+    if hidden and system["uid"].whole() != 0:
         unknown.append(f"{hidden} processes could not be looked at: who holds the GPUs needs root")
     module = nvidia["module_version"].text()
     kind = "container" if system["container"].text() else ""
