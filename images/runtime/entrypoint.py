@@ -1,4 +1,4 @@
-"""Entrypoint of every image: `serve [ARGUMENT ...]`, `selftest [--json]`, `probe [--json]`, or a program of the image.
+"""Entrypoint of every image: `serve [ARGUMENT ...]`, `selftest`, `probe`, or a program of the image.
 
 `serve` runs the engine with the stack's arguments; an argument that is given again replaces the stack's.
 """
@@ -35,7 +35,9 @@ def serve_argv(serve: dict[str, Any], given: list[str]) -> list[str]:
 
 def commands() -> list[str]:
     """Commands of this folder; a file with `_` in its name is a part of another one."""
-    return sorted(path.stem for path in RUNTIME.glob("*.py") if "_" not in path.stem and path.stem != "entrypoint")
+    return sorted(
+        path.stem for path in RUNTIME.glob("*.py") if "_" not in path.stem and path.stem != "entrypoint"
+    )
 
 
 def main() -> None:

@@ -38,7 +38,9 @@ def is_bad(rung: dict[str, Any]) -> bool:
 
 def arguments(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="probe", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="probe", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print the whole document on stdout")
     parser.add_argument("--facts-only", action="store_true", help="no ladder")
     parser.add_argument("--no-collective", action="store_true", help="no NCCL and no symmetric memory")
@@ -66,7 +68,8 @@ def memory(runner: Runner, count: int, workspace: int) -> None:
         for rdma in (False, True):
             say(f"memory: {handle} handles, RDMA flag {int(rdma)}")
             orders = [
-                {"device": index, "handle": handle, "rdma": rdma, "workspace": workspace} for index in range(count)
+                {"device": index, "handle": handle, "rdma": rdma, "workspace": workspace}
+                for index in range(count)
             ]
             runner.side_by_side("memory", orders)
     say("memory: CUDA IPC")
@@ -162,9 +165,14 @@ def main(words: list[str]) -> int:
     else:
         show(document)
     if not document["devices"]:
-        reason = next((rung.get("log") or f"{rung.get('call')}: {rung.get('name')}" for rung in document["rungs"]), "")
+        reason = next(
+            (rung.get("log") or f"{rung.get('call')}: {rung.get('name')}" for rung in document["rungs"]), ""
+        )
         say(f"no GPU can be used here: {reason or 'the driver lists no device'}")
-        say("  to do: start the container with --gpus all (or CDI), and ask `blackwell-stacks doctor` on the host")
+        say(
+            "  to do: start the container with --gpus all (or CDI), and ask `blackwell-stacks doctor` "
+            "on the host"
+        )
         seen = document["nvml"].get("gpus") or document["host"]["pci"]
         return 1 if seen else NO_GPU
     return 1 if bad else 0

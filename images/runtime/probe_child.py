@@ -21,8 +21,8 @@ def devices(*, multicast: bool) -> None:
     """What the driver says of itself and of each device.
 
     Args:
-        multicast: Really create a multicast object. On a shared host that can put GPUs out of service, so nobody
-            gets it without asking.
+        multicast: Really create a multicast object. On a shared host that can put GPUs out of service, so
+            nobody gets it without asking.
     """
     tell("begin", rung="cuInit")
     driver = Driver()
@@ -52,7 +52,9 @@ def _multicast(driver: Driver, count: int, *, create: bool) -> dict[str, Any]:
     properties.handleTypes = int(handle_types(cuda)["posix_fd"])
     flag = cuda.CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_RECOMMENDED
     try:
-        answer: dict[str, Any] = {"granularity": int(driver.call("cuMulticastGetGranularity", properties, flag))}
+        answer: dict[str, Any] = {
+            "granularity": int(driver.call("cuMulticastGetGranularity", properties, flag))
+        }
         if create:
             handle = driver.call("cuMulticastCreate", properties)
             driver.call("cuMemRelease", handle)
@@ -80,7 +82,9 @@ def main() -> int:
     except UnavailableError as error:
         tell("rung", rung=work, outcome="unavailable", log=str(error))
     except DriverError as error:
-        tell("rung", rung=work, outcome="error", call=error.call, code=error.code, name=error.name, log=error.log)
+        tell(
+            "rung", rung=work, outcome="error", call=error.call, code=error.code, name=error.name, log=error.log
+        )
     return 0
 
 

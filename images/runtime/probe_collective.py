@@ -1,6 +1,7 @@
 """One rank of the collective rung: `probe_collective.py RANK WORLD FILE MODE`, MODE `nccl` or `symmetric`.
 
-Sizes cross the points where NCCL changes its protocol: a library can pass with small messages and fail from 512 KiB on.
+Sizes cross the points where NCCL changes its protocol: a library can pass with small messages and fail from
+512 KiB on.
 """
 
 from __future__ import annotations

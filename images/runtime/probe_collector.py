@@ -6,9 +6,6 @@ read. Only named fields leave the machine: no serial number, no environment beyo
 command line beyond the words about IOMMU and PCI.
 """
 
-# Hosts run Python 3.8, and what is read are whole trees of /proc and /sys:
-# ruff: noqa: UP006, UP031, UP035, UP045, PTH, PLR2004, S108
-
 from __future__ import annotations
 
 import glob
@@ -36,9 +33,12 @@ ENVIRONMENT = re.compile(
     r"|TORCH_SYMM_MEM_DISABLE_MULTICAST|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF)$"
 )
 KERNEL_LINE = re.compile(
-    r"NVRM|nvidia|\bXid\b|\bAER\b|DMAR|AMD-Vi|IO_PAGE_FAULT|pcieport|Out of memory|oom-kill|iommu", re.IGNORECASE
+    r"NVRM|nvidia|\bXid\b|\bAER\b|DMAR|AMD-Vi|IO_PAGE_FAULT|pcieport|Out of memory|oom-kill|iommu",
+    re.IGNORECASE,
 )
-COMMAND_LINE_WORD = re.compile(r"^(iommu|intel_iommu|amd_iommu|pci|pcie_\w+|nvidia[\w.-]*|rd\.driver\.\w+)(=|$)")
+COMMAND_LINE_WORD = re.compile(
+    r"^(iommu|intel_iommu|amd_iommu|pci|pcie_\w+|nvidia[\w.-]*|rd\.driver\.\w+)(=|$)"
+)
 #: Asked in a process of its own, since a driver can hang or crash its caller.
 CUDA_QUESTION = r"""
 import ctypes, json, os, sys
@@ -75,7 +75,7 @@ def read(path: str, limit: int = TEXT_LIMIT) -> Optional[str]:
 
 
 def program(*argv: str, limit_s: float = PROGRAM_LIMIT_S) -> Dict[str, Any]:
-    """Run a read-only program: `rc` and `out`, or `error`; one that does not end is left behind after a kill."""
+    """Run a read-only program: `rc` and `out`, or `error`; one that does not end is killed and left behind."""
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         child = subprocess.Popen(
@@ -155,7 +155,9 @@ def grants() -> Dict[str, Any]:
         "no_new_privileges": status.get("NoNewPrivs", ""),
         "capabilities": status.get("CapEff", ""),
         "ptrace_scope": read("/proc/sys/kernel/yama/ptrace_scope"),
-        "environment": {name: value[:200] for name, value in sorted(os.environ.items()) if ENVIRONMENT.match(name)},
+        "environment": {
+            name: value[:200] for name, value in sorted(os.environ.items()) if ENVIRONMENT.match(name)
+        },
     }
 
 
@@ -163,7 +165,7 @@ def smi() -> Dict[str, Any]:
     """All that nvidia-smi says, without what identifies a card or a program."""
     done = program("nvidia-smi", "-q", "-x")
     if "out" in done:
-        names = r"\w*serial\w*|\w*uuid|pdi|\w*part_number|board_id|process_name|\w*guid|\w*slot_number|tray_index|host_id"
+        names = r"\w*serial\w*|\w*uuid|\w*guid|pdi|\w*part_number|board_id|process_name|host_id"
         done["out"] = re.sub(r"<(%s)>[^<]*</\1>" % names, "", done["out"])
     return done
 
@@ -173,8 +175,12 @@ def nvidia() -> Dict[str, Any]:
     files = {}
     for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
         text = read(path) or ""
-        files[path.split("/")[5]] = dict(re.findall(r"^(Model|IRQ|Video BIOS|Bus Type):\s*(.+)$", text, re.MULTILINE))
-    modules = re.findall(r"^(nvidia\w*|nouveau|gdrdrv|nv_peer_mem|vfio_pci) ", read("/proc/modules") or "", re.MULTILINE)
+        files[path.split("/")[5]] = dict(
+            re.findall(r"^(Model|IRQ|Video BIOS|Bus Type):\s*(.+)$", text, re.MULTILINE)
+        )
+    modules = re.findall(
+        r"^(nvidia\w*|nouveau|gdrdrv|nv_peer_mem|vfio_pci) ", read("/proc/modules") or "", re.MULTILINE
+    )
     nodes = {}
     for pattern in ("/dev/nvidia*", "/dev/nvidia-caps*/*", "/dev/dxg"):
         for path in sorted(glob.glob(pattern)):
@@ -225,7 +231,7 @@ def holders() -> Dict[str, Any]:
 
 
 def pci() -> List[Dict[str, Any]]:
-    """Every NVIDIA display or 3D device with its link, BARs, NUMA node, IOMMU group and bridges up to the root."""
+    """Every NVIDIA display or 3D device with link, BARs, NUMA node, IOMMU group and bridges up to the root."""
     devices = []
     for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
         if read(path + "/vendor") == "0x10de" and (read(path + "/class") or "").startswith("0x03"):
@@ -239,7 +245,14 @@ def pci() -> List[Dict[str, Any]]:
 
 def pci_device(path: str) -> Dict[str, Any]:
     """Link, BAR sizes and ACS of one function."""
-    names = ("device", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+    names = (
+        "device",
+        "numa_node",
+        "current_link_speed",
+        "current_link_width",
+        "max_link_speed",
+        "max_link_width",
+    )
     bars = []
     for line in (read(path + "/resource") or "").splitlines()[:6]:
         start, end = (int(word, 16) for word in line.split()[:2])
@@ -247,7 +260,9 @@ def pci_device(path: str) -> Dict[str, Any]:
     link = {name: read(path + "/" + name) for name in names}
 
     def target(name: str) -> str:
-        return os.path.basename(os.path.realpath(path + "/" + name)) if os.path.exists(path + "/" + name) else ""
+        return (
+            os.path.basename(os.path.realpath(path + "/" + name)) if os.path.exists(path + "/" + name) else ""
+        )
 
     return {
         "address": os.path.basename(path),
@@ -260,7 +275,7 @@ def pci_device(path: str) -> Dict[str, Any]:
 
 
 def acs_control(path: str) -> Optional[int]:
-    """ACS control register from the extended configuration space (root only); -1 where the function has no ACS."""
+    """ACS control register from the extended configuration space (root only); -1 where there is no ACS."""
     try:
         with open(path, "rb") as file:
             data = file.read(4096)
@@ -294,7 +309,12 @@ def kernel_log() -> Dict[str, Any]:
         done = program(*argv)
         if done.get("rc") == 0 and done["out"].strip():
             lines = [line for line in done["out"].splitlines() if KERNEL_LINE.search(line)]
-            return {"readable": True, "source": argv[0], "lines": lines[-KERNEL_LINES:], "cut": len(lines) > KERNEL_LINES}
+            return {
+                "readable": True,
+                "source": argv[0],
+                "lines": lines[-KERNEL_LINES:],
+                "cut": len(lines) > KERNEL_LINES,
+            }
         tried.append("%s: %s" % (argv[0], (done.get("error") or done.get("out", "").strip() or "empty")[:200]))
     return {"readable": False, "why": tried, "lines": []}
 
@@ -309,7 +329,14 @@ def engine() -> Dict[str, Any]:
         except (OSError, ValueError) as error:
             facts = {"error": "%s: %s" % (address[7:], getattr(error, "strerror", None) or error)}
         else:
-            wanted = ("Driver", "DefaultRuntime", "CDISpecDirs", "DockerRootDir", "SecurityOptions", "CgroupVersion")
+            wanted = (
+                "Driver",
+                "DefaultRuntime",
+                "CDISpecDirs",
+                "DockerRootDir",
+                "SecurityOptions",
+                "CgroupVersion",
+            )
             facts = {key: info.get(key) for key in wanted}
             facts["Runtimes"] = sorted(info.get("Runtimes") or {})
             facts.update({key: version.get(key) for key in ("Version", "ApiVersion", "MinAPIVersion")})
@@ -319,7 +346,9 @@ def engine() -> Dict[str, Any]:
         kind = re.search(r'"?kind"?\s*:\s*"?([\w./-]+)', text)
         names = re.findall(r'^\s*-?\s*"?name"?:\s*"?([\w.-]+)', text, re.MULTILINE)
         libraries = re.findall(r"lib(?:cuda|nvidia-ml)\.so\.([0-9.]{3,})", text)
-        specs.append({"path": path, "kind": kind.group(1) if kind else "", "names": names[:80], "driver": libraries[:1]})
+        specs.append(
+            {"path": path, "kind": kind.group(1) if kind else "", "names": names[:80], "driver": libraries[:1]}
+        )
     return {
         "docker": facts,
         "client": program("docker", "version", "--format", "{{.Client.Version}} {{.Client.APIVersion}}"),

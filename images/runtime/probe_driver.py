@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from typing import Any
 
@@ -94,7 +95,9 @@ class Driver:
         """
         try:
             result, *values = getattr(self.cuda, name)(*arguments)
-        except Exception as error:  # the bindings raise plain classes of several kinds when the library is absent
+        except (
+            Exception
+        ) as error:  # the bindings raise plain classes of several kinds when the library is absent
             if type(error).__name__ == "DynamicLibNotFoundError":
                 raise UnavailableError("libcuda.so.1 is not here: no driver was injected") from error
             raise
@@ -137,15 +140,11 @@ class Driver:
             "cuModuleGetFunction", module, b"check"
         )
 
-    def launch(self, kernel: Any, base: int, words: int, seed: int, extra: int = 0, stream: int = 0) -> None:
+    def launch(self, kernel: Any, base: int, words: int, seed: int, extra: int = 0) -> None:
         """Launch one of the two kernels over `words` 32-bit words."""
-        import ctypes  # noqa: PLC0415
-
         values = (base, words, seed, extra)
         kinds = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint64)
-        self.call(
-            "cuLaunchKernel", kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, stream, (values, kinds), 0
-        )
+        self.call("cuLaunchKernel", kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, 0, (values, kinds), 0)
 
 
 def bindings() -> Any:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probe_driver import Driver, DriverError, UnavailableError, handle_types
 
@@ -36,6 +36,13 @@ def allocation_properties(cuda: Any, device: int, handle: str, *, rdma: bool) ->
     properties.requestedHandleTypes = handle_types(cuda)[handle]
     properties.allocFlags.gpuDirectRDMACapable = int(rdma)
     return properties
+
+
+class Window(NamedTuple):
+    """A range of device addresses of this process, size in bytes."""
+
+    base: int
+    size: int
 
 
 class Mapping:
@@ -159,10 +166,11 @@ def _share(report: Report, driver: Driver, handle: Any, mapping: Mapping, labels
     else:
         routes = ["scm_rights", "pidfd"]
     for route in routes:
-        attempt(
-            report, "import", lambda route=route: _in_other_process(driver, mapping, exported[0], {**order, "route": route}),
-            route=route, **labels,
-        )  # fmt: skip
+
+        def hand_over(route: str = route) -> int:
+            return _in_other_process(driver, mapping, exported[0], {**order, "route": route})
+
+        attempt(report, "import", hand_over, route=route, **labels)
     if labels["handle"] == "posix_fd":
         os.close(int(exported[0]))
 
@@ -177,21 +185,26 @@ def legacy_ipc(report: Report, device: int) -> None:
     if not attempt(report, "create", lambda: held.append(driver.call("cuMemAlloc", size)), **labels):
         return
     base = int(held[0])
-    attempt(report, "write-read", lambda: write(driver, base, SEED, PATTERN_BYTES) or wrong_bytes(driver, base, SEED, PATTERN_BYTES), **labels)  # fmt: skip
+
+    def round_trip() -> int:
+        write(driver, base, SEED, PATTERN_BYTES)
+        return wrong_bytes(driver, base, SEED, PATTERN_BYTES)
+
+    attempt(report, "write-read", round_trip, **labels)
     if attempt(report, "export", lambda: held.append(driver.call("cuIpcGetMemHandle", base)), **labels):
         order = {"size": size, "device": device, "handle": "legacy_ipc", "route": "legacy_ipc"}
         order["data"] = base64.b64encode(bytes(held[1].reserved)).decode()
 
-        class Plain:
-            """The plain allocation, in the shape of a mapping."""
+        plain = Window(base, size)
 
-        plain = Plain()
-        plain.base, plain.size = base, size  # type: ignore[attr-defined]
-        attempt(report, "import", lambda: _in_other_process(driver, plain, None, order), route="legacy_ipc", **labels)
+        def hand_over() -> int:
+            return _in_other_process(driver, plain, None, order)
+
+        attempt(report, "import", hand_over, route="legacy_ipc", **labels)
     driver.call("cuMemFree", base)
 
 
-def _in_other_process(driver: Driver, mapping: Any, exported: Any, order: dict[str, Any]) -> int:
+def _in_other_process(driver: Driver, mapping: Window | Mapping, exported: Any, order: dict[str, Any]) -> int:
     """Another process imports, reads our pattern and writes its own; we read it back. Returns wrong bytes."""
     tested = min(mapping.size, PATTERN_BYTES)
     write(driver, mapping.base, SEED, tested)
@@ -240,7 +253,7 @@ def parse_answer(data: bytes) -> dict[str, Any]:
 
 
 def import_side(order: dict[str, Any], connection: int) -> dict[str, Any]:
-    """In the importing process: open the memory, hold it against the pattern, write another. Returns the answer."""
+    """In the importing process: open the memory, hold it against the pattern, write another."""
     try:
         with socket.socket(fileno=connection) as ours:
             answer = _import(order, ours)

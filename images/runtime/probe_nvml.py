@@ -105,7 +105,8 @@ class Nvml:
         facts["pci"] = text(bus.busId) if bus else None
         facts["ecc_uncorrected"] = ask("ecc_uncorrected", "nvmlDeviceGetTotalEccErrors", 1, 0)
         rows = ask("remapped_rows", "nvmlDeviceGetRemappedRows")
-        facts["remapped_rows"] = dict(zip(("corrected", "uncorrected", "pending", "failed"), rows, strict=False)) if rows else None  # fmt: skip
+        kinds = ("corrected", "uncorrected", "pending", "failed")
+        facts["remapped_rows"] = dict(zip(kinds, rows, strict=False)) if rows else None
         processes = ask("processes", "nvmlDeviceGetComputeRunningProcesses")
         facts["processes"] = [{"pid": each.pid, "memory_bytes": each.usedGpuMemory} for each in processes or []]
         load = ask("utilisation", "nvmlDeviceGetUtilizationRates")

@@ -1,7 +1,7 @@
 """The pair ladder: from the driver's word to bytes that the owner sees. Runs in a child process of its own.
 
-An attribute is no proof, and neither is what the writer reads back through its own window: every transfer here is
-checked by a kernel on the GPU that owns the memory.
+An attribute is no proof, and neither is what the writer reads back through its own window: every transfer
+here is checked by a kernel on the GPU that owns the memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def pair_ladder(report: Report, first: int, second: int) -> None:
     for writer, owner in ((first, second), (second, first)):
         labels = {"ladder": "pair", "device": writer, "peer": owner, "granted": granted}
         one, other = sides[writer], sides[owner]
-        moved = [_copy(report, driver, one, other, size, labels) for size in SIZES]
+        moved = [_copy(report, one, other, size, labels) for size in SIZES]
         if granted and all(moved):
             _window(report, one, other, labels)
             _speed(report, driver, one, other, labels)
@@ -103,15 +103,15 @@ def _grant(report: Report, driver: Driver, one: Side, other: Side, labels: dict[
     return attempt(report, "enable", enable, **labels)
 
 
-def _copy(report: Report, driver: Driver, one: Side, other: Side, size: int, labels: dict[str, Any]) -> bool:
+def _copy(report: Report, one: Side, other: Side, size: int, labels: dict[str, Any]) -> bool:
     """Copy a pattern to the other GPU; the other GPU's kernel looks at it."""
     seed = size ^ (one.index << 8) ^ 0xBEEF
 
     def copy() -> int:
         other.clear(size)
         one.fill(one.base, size, seed)
-        driver.call("cuMemcpyPeer", other.base, other.context, one.base, one.context, size)
-        driver.call("cuCtxSynchronize")
+        one.driver.call("cuMemcpyPeer", other.base, other.context, one.base, one.context, size)
+        one.driver.call("cuCtxSynchronize")
         return other.wrong(other.base, size, seed)
 
     return attempt(report, "copy", copy, size=size, **labels)
@@ -141,7 +141,7 @@ def _window(report: Report, one: Side, other: Side, labels: dict[str, Any]) -> N
 
 
 def _speed(report: Report, driver: Driver, one: Side, other: Side, labels: dict[str, Any]) -> None:
-    """Bandwidth in GB/s (10^9 bytes) and copy latency in microseconds; wall clock around a synchronised batch."""
+    """Bandwidth in GB/s (10^9 bytes) and copy latency in microseconds, by wall clock around a batch."""
 
     def timed(action: Callable[[], None], rounds: int) -> float:
         action()
@@ -171,7 +171,13 @@ def _speed(report: Report, driver: Driver, one: Side, other: Side, labels: dict[
         driver.launch(one.check_kernel, other.base, LARGE // 4, 1, one.counter)
 
     values["pull_gbps"] = gigabytes / timed(load, ROUNDS)
-    report("rung", rung="speed", outcome="ok", values={key: round(value, 3) for key, value in values.items()}, **labels)
+    report(
+        "rung",
+        rung="speed",
+        outcome="ok",
+        values={key: round(value, 3) for key, value in values.items()},
+        **labels,
+    )
 
 
 def all_at_once(report: Report, devices: list[int]) -> None:

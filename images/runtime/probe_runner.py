@@ -108,8 +108,8 @@ class Runner:
     """All rungs of one probe.
 
     Attributes:
-        rungs: What came back, in order; `outcome` is ok, error, wrong-data, hang, crash, unusable (the driver does
-            not grant it) or unavailable (a library is missing).
+        rungs: What came back, in order; `outcome` is ok, error, wrong-data, hang, crash, unusable (not
+            granted by the driver) or unavailable (a library is missing).
     """
 
     def __init__(self, limit_s: float, *, allow_multicast: bool) -> None:
@@ -122,7 +122,13 @@ class Runner:
         ladder = "memory" if work in {"memory", "legacy-ipc"} else "pair"
         names = {"first": "device", "second": "peer"}
         labels = {"ladder": "driver" if work == "devices" else ladder}
-        labels.update({names.get(key, key): value for key, value in order.items() if key not in {"workspace", "multicast"}})
+        labels.update(
+            {
+                names.get(key, key): value
+                for key, value in order.items()
+                if key not in {"workspace", "multicast"}
+            }
+        )
         return Child(argv, self.environment, labels)
 
     def _keep(self, lines: Lines, **labels: Any) -> None:
@@ -130,7 +136,9 @@ class Runner:
             if line["kind"] == "rung":
                 self.rungs.append({**{key: value for key, value in line.items() if key != "kind"}, **labels})
             elif line["kind"] == "note" and self.rungs:
-                facts = {key: value for key, value in line.items() if key != "kind" and key not in self.rungs[-1]}
+                facts = {
+                    key: value for key, value in line.items() if key != "kind" and key not in self.rungs[-1]
+                }
                 self.rungs[-1].update(facts)
 
     def devices(self, *, multicast: bool) -> Lines:
@@ -172,7 +180,7 @@ class Runner:
                 for child in children:
                     child.stop()
         notes = [line for child in children for line in child.lines if line["kind"] == "note"][:1]
-        facts = {key: note[key] for note in notes for key in ("torch", "nccl") if key in note}
+        facts: dict[str, Any] = {key: note[key] for note in notes for key in ("torch", "nccl") if key in note}
         self.rungs.extend({**line, **facts} for line in worst_of_ranks([child.lines for child in children]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path  # noqa: TC003  # typer reads it at run time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,6 +42,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
+    *,
     host: Host = "",
     saved: Saved = None,
     last_good: LastGood = None,
@@ -59,6 +60,7 @@ def doctor(
 
 def probe(
     stack: Annotated[str, typer.Argument(help="Name of the stack whose image looks.")] = "",
+    *,
     image: Annotated[str, typer.Option(help="Image to use; by default the stack's last build.")] = "",
     workspace_mib: Annotated[int, typer.Option(help="Size of the engine's workspace, MiB.", min=1)] = 512,
     multicast_create: Annotated[
@@ -84,7 +86,9 @@ def probe(
     outside = collect()
     seen = read_document(outside, where="this host")
     if not has_gpu(seen):
-        console.say("this host has no GPU, so there is nothing to try in the image; this is what the host shows:")
+        console.say(
+            "this host has no GPU, so there is nothing to try in the image; this is what the host shows:"
+        )
         _finish(seen, last_good, record, as_json=as_json)
         return
     options = ["--workspace-mib", str(workspace_mib), *(["--multicast-create"] if multicast_create else [])]
@@ -94,11 +98,14 @@ def probe(
 
 def fit_command(
     stack: Annotated[str, typer.Argument(help="Name of the stack.")],
+    *,
     weights_gib: Annotated[float, typer.Option(help="All weights as loaded, GiB.")],
     gpus: Annotated[int, typer.Option(help="GPUs that the model is spread over.", min=1)] = 1,
     cache_gib: Annotated[float, typer.Option(help="KV cache of all GPUs together, GiB.")] = 0.0,
     image_gib: Annotated[float, typer.Option(help="Disk that the pull needs, GiB.")] = 25.0,
-    model_disk_gib: Annotated[float, typer.Option(help="Disk for the model's files, GiB; 0: they are there.")] = 0.0,
+    model_disk_gib: Annotated[
+        float, typer.Option(help="Disk for the model's files, GiB; 0: they are there.")
+    ] = 0.0,
     host: Host = "",
     saved: Saved = None,
     ssh_config: SshConfig = None,
@@ -110,7 +117,9 @@ def fit_command(
     """
     declared = load_stack(stack, checkout()).stack
     if weights_gib <= 0 or min(cache_gib, image_gib, model_disk_gib) < 0:
-        raise InputError("sizes are in GiB, and weights are more than 0", fix="write for example --weights-gib 60")
+        raise InputError(
+            "sizes are in GiB, and weights are more than 0", fix="write for example --weights-gib 60"
+        )
     request = FitRequest(
         weights_bytes=int(weights_gib * GIB),
         cache_bytes=int(cache_gib * GIB),
@@ -165,15 +174,20 @@ def _finish(host: HostRecord, last_good: Path | None, record: Path | None, *, as
 
 def _show(report: ProbeReport) -> None:
     host = report.host
-    facts = Table(title=f"{host.os or 'host'}, kernel {host.kernel}, {host.virtualisation}", title_justify="left")
+    facts = Table(
+        title=f"{host.os or 'host'}, kernel {host.kernel}, {host.virtualisation}", title_justify="left"
+    )
     for heading in ("GPU", "capability", "memory GiB", "free", "power W", "limit", "PCIe", "NUMA"):
         facts.add_column(heading)
     for gpu in host.gpus:
         sizes = [f"{size / GIB:.1f}" if size else "?" for size in (gpu.memory_bytes, gpu.memory_free_bytes)]
         watts = [f"{power:.0f}" if power is not None else "?" for power in (gpu.power_w, gpu.power_limit_w)]
-        link = f"{gpu.pcie_generation or '?'}x{gpu.pcie_width or '?'} of {gpu.pcie_generation_max or '?'}x{gpu.pcie_width_max or '?'}"
+        link = f"{gpu.pcie_generation or '?'}x{gpu.pcie_width or '?'} of "
+        f"{gpu.pcie_generation_max or '?'}x{gpu.pcie_width_max or '?'}"
         node = "-" if gpu.numa_node is None else str(gpu.numa_node)
-        facts.add_row(f"{gpu.index} {escape(gpu.name)}", gpu.compute_capability or "?", *sizes, *watts, link, node)
+        facts.add_row(
+            f"{gpu.index} {escape(gpu.name)}", gpu.compute_capability or "?", *sizes, *watts, link, node
+        )
     if host.gpus:
         console.out.print(facts)
     checks = Table(title=f"probe: {report.result.verdict}", title_justify="left")
@@ -189,7 +203,8 @@ def _show(report: ProbeReport) -> None:
     for advice in report.recommendations:
         colour = _URGENCIES[advice.urgency]
         console.out.print(
-            f"[{colour}]{advice.urgency}[/] {escape(advice.topic)}: {escape(advice.advice)} (since {escape(advice.evidence)})"
+            f"[{colour}]{advice.urgency}[/] {escape(advice.topic)}: {escape(advice.advice)} (since "
+            f"{escape(advice.evidence)})"
         )
     for line in report.result.limitations:
         console.out.print(f"not known: {line}", markup=False)

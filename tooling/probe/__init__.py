@@ -1,1 +1,1 @@
-"""What a host and a container can really do: facts, ladders, checks, advice. Judgement is pure, collection is not."""
+"""What a host and a container can really do. Only `collect` touches the world; all else is pure."""

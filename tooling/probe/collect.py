@@ -1,4 +1,4 @@
-"""The edges: run the collector here or over ssh, run the probe in an image. Command lines are built by pure functions."""
+"""The edges: run the collector here or over ssh, run the probe in an image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tooling.errors import CommandError, EngineError, InputError
@@ -17,6 +16,7 @@ from tooling.paths import checkout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 #: Seconds: the collector's own limits on nvidia-smi and cuInit add up to less.
 COLLECT_LIMIT_S, PROBE_LIMIT_S, CONNECT_LIMIT_S = 240.0, 1800.0, 15
@@ -83,7 +83,9 @@ def collect(host: str = "", *, ssh_config: Path | None = None) -> str:
             fix="check that `ssh " + host + " true` works without a question",
         )  # fmt: skip
     if code == _NOT_FOUND or "not found" in err:
-        raise CommandError("the host has no python3", where=where, details=tail, fix="install python3 (3.8 or newer)")
+        raise CommandError(
+            "the host has no python3", where=where, details=tail, fix="install python3 (3.8 or newer)"
+        )
     if "SyntaxError" in err or "not defined" in err:
         raise CommandError(
             "the host's python3 is too old", where=where, details=tail, fix="install Python 3.8 or newer there"
@@ -104,10 +106,13 @@ def run_probe(image: str, options: Sequence[str], say: Callable[[str], None]) ->
     if code in WITH_DOCUMENT and start >= 0:
         return out[start:]
     tail = err.strip().splitlines()[-_TAIL:]
-    if re.search(r"could not select device driver|nvidia-container|unresolvable CDI|unknown or invalid runtime", err):
+    if re.search(
+        r"could not select device driver|nvidia-container|unresolvable CDI|unknown or invalid runtime", err
+    ):
         raise EngineError(
             "Docker cannot give GPUs to containers here", where=image, details=tail,
-            fix="install the NVIDIA container toolkit and run `nvidia-ctk runtime configure`; then run the doctor",
+            fix="install the NVIDIA container toolkit and run `nvidia-ctk runtime configure`; then run "
+            "the doctor",
         )  # fmt: skip
     if code == _DOCKER_FAILED:
         raise EngineError("Docker did not start the container", where=image, details=tail)

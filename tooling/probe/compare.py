@@ -21,7 +21,9 @@ _COMPONENTS: dict[str, Callable[[HostRecord], str]] = {
     "virtualisation": lambda host: host.virtualisation,
     "IOMMU": lambda host: host.iommu,
     "GPUs": lambda host: ", ".join(gpu.name for gpu in host.gpus),
-    "power limits": lambda host: ", ".join(f"{gpu.power_limit_w:g} W" for gpu in host.gpus if gpu.power_limit_w),
+    "power limits": lambda host: ", ".join(
+        f"{gpu.power_limit_w:g} W" for gpu in host.gpus if gpu.power_limit_w
+    ),
 }
 
 

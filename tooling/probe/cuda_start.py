@@ -1,4 +1,4 @@
-"""Why CUDA does not start here. nvidia-smi is no witness: it asks NVML, which can be fine while cuInit fails."""
+"""Why CUDA does not start here. nvidia-smi is no witness: NVML can be fine while cuInit fails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from tooling.probe.records import HostRecord
 
 #: CUresults that need more than the table's sentence.
-STUB, INSUFFICIENT, NO_DEVICE, NOT_READY, MISMATCH, COMPAT, UNKNOWN = 34, 35, 100, 802, 803, 804, 999
+NO_DEVICE, MISMATCH, COMPAT, UNKNOWN = 100, 803, 804, 999
 _COMPAT_PATH = re.compile(r"compat", re.IGNORECASE)
-_STUB_PATH = re.compile(r"/stubs/", re.IGNORECASE)
 
 
 class Diagnosis(NamedTuple):
@@ -44,27 +43,34 @@ def diagnose(host: HostRecord, changed: tuple[str, ...] = ()) -> Diagnosis | Non
     if host.cuda_init is None:
         return _no_answer(host, evidence)
     if host.cuda_init == COMPAT or (host.cuda_init in {MISMATCH, UNKNOWN} and injected):
-        forward = any(re.search(requirements().forward_compatibility, gpu.name) for gpu in host.gpus)
-        part = "" if forward else ", and these cards are none of the data-centre parts that can use one"
-        return Diagnosis(
-            f"a compatibility libcuda of the image is loaded in place of the host's{part}",
-            "take the compat folder out of the loader path (LD_LIBRARY_PATH, ld.so.conf.d) so that the host's "
-            "libcuda wins; upgrade the host's driver if the image really needs newer CUDA; check which libcuda "
-            "resolves in the exact run mode of production",
-            evidence,
-        )
+        return _compat(host, evidence)
     if host.cuda_init in {0, NO_DEVICE}:
         return _no_device(host, evidence)
     if host.cuda_init == UNKNOWN and nvml_works(host):
         return _unknown(host, changed, evidence)
-    known = codes().results.get(host.cuda_init)
+    return _by_table(host, host.cuda_init, evidence)
+
+
+def _compat(host: HostRecord, evidence: tuple[str, ...]) -> Diagnosis:
+    forward = any(re.search(requirements().forward_compatibility, gpu.name) for gpu in host.gpus)
+    part = "" if forward else "; forward compatibility exists on data-centre parts only, and these are none"
+    return Diagnosis(
+        f"a compatibility libcuda of the image is loaded in place of the host's{part}",
+        "take the compat folder out of the loader path (LD_LIBRARY_PATH, ld.so.conf.d) so that the host's "
+        "libcuda wins; upgrade the host's driver if the image really needs newer CUDA; check which libcuda "
+        "resolves in the exact run mode of production",
+        evidence,
+    )
+
+
+def _by_table(host: HostRecord, code: int, evidence: tuple[str, ...]) -> Diagnosis:
+    known = codes().results.get(code)
     if known is None:
-        return Diagnosis(
-            f"cuInit answers {host.cuda_init}, which our table does not know",
-            "look at the kernel log and the driver's release notes", evidence,
-        )  # fmt: skip
+        what = f"cuInit answers {code}, which our table does not know"
+        return Diagnosis(what, "look at the kernel log and the driver's release notes", evidence)
     kind = host.virtualisation.split(" ")[0]
-    return Diagnosis(f"cuInit answers {known.name} ({host.cuda_init}): {known.on(kind)}", known.to_do, evidence)
+    kind = "container" if kind == "bare" and host.container.kind else kind
+    return Diagnosis(f"cuInit answers {known.name} ({code}): {known.on(kind)}", known.to_do, evidence)
 
 
 def _answer(host: HostRecord) -> str:
@@ -89,7 +95,8 @@ def _no_answer(host: HostRecord, evidence: tuple[str, ...]) -> Diagnosis:
     if host.container.kind:
         return Diagnosis(
             "the container was started without the NVIDIA runtime: there is no libcuda; the image is fine",
-            "check the run arguments (--gpus, runtime or CDI) and the container toolkit on the host; do not rebuild",
+            "check the run arguments (--gpus, runtime or CDI) and the container toolkit on the host; do "
+            "not rebuild",
             evidence,
         )
     what = "there is no libcuda: the NVIDIA driver is not installed, or only in part"
@@ -100,14 +107,16 @@ def _no_device(host: HostRecord, evidence: tuple[str, ...]) -> Diagnosis:
     visible = host.container.environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return Diagnosis(
-            f"CUDA_VISIBLE_DEVICES={visible!r} hides the GPUs" if nvml_works(host) else "no GPU is visible to CUDA",
+            f"CUDA_VISIBLE_DEVICES={visible!r} hides the GPUs" if nvml_works(host) else "no GPU is "
+            "visible to CUDA",
             "unset it or name devices that exist", evidence,
         )  # fmt: skip
     missing = [path for path in ("/dev/nvidiactl", "/dev/nvidia-uvm") if not host.device_nodes.get(path, False)]
     if missing:
         return Diagnosis(
             f"the driver is there and {' and '.join(missing)} cannot be opened here",
-            "give the container the GPUs (--gpus all, CDI; in LXC also the cgroup rule for each node)", evidence,
+            "give the container the GPUs (--gpus all, CDI; in LXC also the cgroup rule for each "
+            "node)", evidence,
         )  # fmt: skip
     mig = any(gpu.mig for gpu in host.gpus)
     what = "MIG is on and no instance exists or was granted" if mig else "the driver runs and lists no device"
@@ -119,7 +128,8 @@ def _unknown(host: HostRecord, changed: tuple[str, ...], evidence: tuple[str, ..
     if not host.device_nodes.get("/dev/nvidia-uvm", False):
         return Diagnosis(
             "/dev/nvidia-uvm is missing or may not be opened, and CUDA needs it; nvidia-smi does not",
-            "on the host: nvidia-modprobe -u; in a container: take the toolkit's injection (CDI or --gpus) instead of "
+            "on the host: nvidia-modprobe -u; in a container: take the toolkit's injection (CDI or "
+            "--gpus) instead of "
             "single --device options; in LXC add the node and its cgroup rule",
             evidence,
         )
@@ -129,7 +139,8 @@ def _unknown(host: HostRecord, changed: tuple[str, ...], evidence: tuple[str, ..
     if (stack or known) and not driver:
         which = "; ".join(stack) or f"container toolkit {host.engine.toolkit} ({known.source if known else ''})"
         return Diagnosis(
-            f"an update of what starts containers broke CUDA inside them: {which}; driver and image are not at fault",
+            f"an update of what starts containers broke CUDA inside them: {which}; driver and image are "
+            "not at fault",
             "go back to the last good version and hold the package; a rollback of the image would not help; "
             "probe with cuInit in a container, never with nvidia-smi",
             evidence,
@@ -137,12 +148,15 @@ def _unknown(host: HostRecord, changed: tuple[str, ...], evidence: tuple[str, ..
     if driver:
         return Diagnosis(
             f"CUDA fails since the driver changed: {'; '.join(driver)}",
-            "reboot so that module and libraries are of one version, and make the CDI specification again", evidence,
+            "reboot so that module and libraries are of one version, and make the CDI specification "
+            "again", evidence,
         )  # fmt: skip
     return Diagnosis(
         "CUDA does not start although nvidia-smi works",
-        "compare with cuInit on the host (doctor): fails there too - driver, module or an earlier crash; works there - "
-        "the container toolkit, its CDI specification, cgroup rules or seccomp. Compare versions with the last good "
+        "compare with cuInit on the host (doctor): fails there too - driver, module or an earlier "
+        "crash; works there - "
+        "the container toolkit, its CDI specification, cgroup rules or seccomp. Compare versions with "
+        "the last good "
         "record (--last-good)",
         evidence,
     )

@@ -14,14 +14,15 @@ GIB = 2**30
 
 
 def fingerprint(host: HostRecord) -> str:
-    """Hash of GPU names, count and order, capability, memory, PCIe maximum, topology, driver branch, power limit
-    and virtualisation.
+    """Hash the hardware class.
 
+    In it: GPU names, count and order, capability, memory, PCIe maximum, topology, driver branch, power limit
+    and virtualisation.
     Serial numbers, addresses, free memory, clocks and everything else that changes from day to day stay out.
 
     Returns:
         64 hexadecimal digits.
-    """  # noqa: D205  # the first sentence is the definition
+    """
     return sha256_of(
         {
             "gpus": [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tooling.stack.model import Stack
 
 GIB = 2**30
-#: CUDA context, graphs and workspaces of an engine on each GPU, and the part of a GPU that engines take at most.
+#: CUDA context, graphs and workspaces of an engine on each GPU; the part of a GPU that engines take at most.
 OVERHEAD_BYTES = 3 * GIB
 USABLE = 0.94
 
@@ -99,7 +99,9 @@ def fit(host: HostRecord, stack: Stack, request: FitRequest) -> Fit:
         against += _memory(needed, available)
         busy = [gpu for gpu in usable if gpu.memory_free_bytes is not None and gpu.memory_free_bytes < needed]
         if busy and available >= needed:
-            reservations.append(f"GPUs {[gpu.index for gpu in busy]} are in use now: free memory is below the need")
+            reservations.append(
+                f"GPUs {[gpu.index for gpu in busy]} are in use now: free memory is below the need"
+            )
     for reason, version in driver_wanted(stack.cuda or "", (gpu.compute_capability for gpu in usable)):
         enough = at_least(host.driver, version) if host.driver else None
         if enough is None:

@@ -109,25 +109,33 @@ def _driver(host: HostRecord) -> list[Check]:
     for reason, version in wanted:
         enough = at_least(host.driver, version) if host.driver else None
         if enough is None:
-            checks.append(unclear("driver-version", f"the driver's version is not known; {reason} needs {version}"))
+            checks.append(
+                unclear("driver-version", f"the driver's version is not known; {reason} needs {version}")
+            )
         elif not enough:
             level = f"; it offers CUDA {cuda_name(host.cuda_api)} ({host.cuda_api})" if host.cuda_api else ""
             checks.append(
                 failed(
                     "driver-version",
                     f"driver {host.driver} is too old: {reason} needs {version} or newer{level}",
-                    "to do: upgrade the host's driver, or take an image for an older CUDA; compatibility packages "
+                    "to do: upgrade the host's driver, or take an image for an older CUDA; "
+                    "compatibility packages "
                     "work on data-centre parts only",
                 )
             )
     if wanted and not any(check.name == "driver-version" for check in checks):
-        checks.append(passed("driver-version", f"driver {host.driver}", *(f"{why}: {need}" for why, need in wanted)))
-    only_open = sorted({gpu.name for gpu in host.gpus if gpu.compute_capability in requirements().open_modules_only})
+        checks.append(
+            passed("driver-version", f"driver {host.driver}", *(f"{why}: {need}" for why, need in wanted))
+        )
+    only_open = sorted(
+        {gpu.name for gpu in host.gpus if gpu.compute_capability in requirements().open_modules_only}
+    )
     if only_open and host.driver_kind == "proprietary":
         checks.append(
             failed(
                 "driver-kind",
-                f"{', '.join(only_open)} works only with the open kernel modules; the proprietary ones are loaded",
+                f"{', '.join(only_open)} works only with the open kernel modules; the proprietary ones "
+                "are loaded",
                 "to do: install the open flavour of the same driver version",
             )
         )
@@ -144,14 +152,12 @@ def driver_wanted(cuda: str, capabilities: Iterable[str]) -> list[tuple[str, str
     facts = requirements()
     wanted = []
     if cuda:
-        major = facts.cuda_major_driver.get(cuda.split(".")[0])
+        major = facts.cuda_major_driver.get(cuda.split(".", 1)[0])
         exact = facts.cuda_minor_driver.get(cuda)
         if exact or major:
             wanted.append((f"CUDA {cuda} of the image", exact or major or ""))
-    for capability in sorted(set(capabilities)):
-        if version := facts.capability_driver.get(capability):
-            wanted.append((f"compute capability {capability}", version))
-    return wanted
+    known = [each for each in sorted(set(capabilities)) if each in facts.capability_driver]
+    return [*wanted, *((f"compute capability {each}", facts.capability_driver[each]) for each in known)]
 
 
 def _log(host: HostRecord) -> list[Check]:
@@ -174,12 +180,20 @@ def _health(host: HostRecord) -> list[Check]:
         label = f"GPU {gpu.index}"
         if hard := _HARD_THROTTLE & set(gpu.throttle):
             checks.append(
-                failed("clocks", f"{label} is slowed down: {', '.join(sorted(hard))}", "to do: look at cooling and power")
+                failed(
+                    "clocks",
+                    f"{label} is slowed down: {', '.join(sorted(hard))}",
+                    "to do: look at cooling and power",
+                )
             )
         if gpu.rows_failed:
-            checks.append(failed("memory-rows", f"{label}: a memory row could not be remapped", "to do: replace the card"))
+            checks.append(
+                failed("memory-rows", f"{label}: a memory row could not be remapped", "to do: replace the card")
+            )
         elif gpu.rows_pending:
-            checks.append(failed("memory-rows", f"{label}: a memory row waits for its remapping", "to do: reset the GPU"))
+            checks.append(
+                failed("memory-rows", f"{label}: a memory row waits for its remapping", "to do: reset the GPU")
+            )
         if gpu.ecc_uncorrected:
             checks.append(
                 failed("ecc", f"{label}: {gpu.ecc_uncorrected} uncorrected memory errors since the last boot",
@@ -194,16 +208,20 @@ def _engine(host: HostRecord) -> list[Check]:
     engine = host.engine
     checks = []
     refused = re.search(r"client version (\S+) is too old.*?(?:version is|:)\s*(\d+\.\d+)", engine.client_error)
-    older = engine.client_api and engine.api_minimum and at_least(engine.client_api, engine.api_minimum) is False
+    older = (
+        engine.client_api and engine.api_minimum and at_least(engine.client_api, engine.api_minimum) is False
+    )
     if refused or older:
         have = refused[1] if refused else engine.client_api
         least = refused[2] if refused else engine.api_minimum
         checks.append(
             failed(
                 "engine-api",
-                f"the engine {engine.version} no longer accepts the client's API {have}: its minimum is {least}; what "
+                f"the engine {engine.version} no longer accepts the client's API {have}: its minimum is "
+                f"{least}; what "
                 "runs is untouched",
-                "to do: upgrade the client or let it negotiate; do not touch the service; probe again before the next swap",
+                "to do: upgrade the client or let it negotiate; do not touch the service; probe again "
+                "before the next swap",
             )
         )
     elif engine.version:
@@ -233,7 +251,8 @@ def _grants(host: HostRecord) -> list[Check]:
         return []
     if have < need:
         return [
-            failed("shared-memory", f"/dev/shm has {have / 2**20:.0f} MiB; ranks share through it",
+            failed("shared-memory", f"shared memory (/dev/shm) has {have / 2**20:.0f} MiB; ranks share "
+            "through it",
                    "to do: start the container with --ipc=host or --shm-size=16g")
         ]  # fmt: skip
-    return [passed("shared-memory", f"/dev/shm has {have / 2**30:.0f} GiB")]
+    return [passed("shared-memory", f"shared memory (/dev/shm) has {have / 2**30:.0f} GiB")]

@@ -20,7 +20,9 @@ _ACTION = {
     "reset": "reset the GPU or reboot the host before anything is started, swapped or rolled back onto it",
     "hardware": "power-cycle the host and look at the card: slot, riser, power, cooling",
 }
-_UNLISTED = Xid(state="reset", meaning="a number that our table does not know; a GPU that reports it is not trusted")
+_UNLISTED = Xid(
+    state="reset", meaning="a number that our table does not know; a GPU that reports it is not trusted"
+)
 
 
 def read_kernel_log(lines: Iterable[str]) -> tuple[KernelFinding, ...]:

@@ -18,6 +18,15 @@ NO_FABRIC = {800, 801}
 PROTOCOL_SWITCH = 512 << 10
 #: Percent and watts above the state before: a kernel that never ends keeps a GPU here.
 BUSY_UTILISATION, BUSY_EXTRA_W = 5.0, 80.0
+_WORST_FIRST = (
+    ("wrong-data", Health.WRONG_DATA),
+    ("hang", Health.HANG),
+    ("crash", Health.INCONCLUSIVE),
+    ("error", Health.UNUSABLE),
+    ("unusable", Health.UNUSABLE),
+    ("unavailable", Health.INCONCLUSIVE),
+)
+_UNCLEAR = Health.INCONCLUSIVE
 _BROKEN = {"error", "crash", "hang", "wrong-data"}
 
 
@@ -61,15 +70,15 @@ def _unproved(host: HostRecord) -> Check:
 
 def _health_of(rungs: Sequence[Rung]) -> Health:
     outcomes = {rung.outcome for rung in rungs}
-    order = (("wrong-data", Health.WRONG_DATA), ("hang", Health.HANG), ("crash", Health.INCONCLUSIVE),
-             ("error", Health.UNUSABLE), ("unusable", Health.UNUSABLE), ("unavailable", Health.INCONCLUSIVE))  # fmt: skip
-    return next((health for outcome, health in order if outcome in outcomes), Health.HEALTHY)
+    return next((health for outcome, health in _WORST_FIRST if outcome in outcomes), Health.HEALTHY)
 
 
 def judge_memory(rungs: Sequence[Rung]) -> tuple[Check, Health]:
     """The memory ladder: plain and POSIX-descriptor allocations must work, all other refusals are facts."""
     needed = [
-        rung for rung in rungs if rung.handle in {"none", "posix_fd"} and not rung.rdma and rung.route != "pidfd"
+        rung
+        for rung in rungs
+        if rung.handle in {"none", "posix_fd"} and not rung.rdma and rung.route != "pidfd"
     ]
     bad = [rung for rung in needed if rung.outcome in _BROKEN]
     corrupt = [rung for rung in rungs if rung.outcome in {"wrong-data", "hang", "crash"}]
@@ -91,7 +100,8 @@ def judge_memory(rungs: Sequence[Rung]) -> tuple[Check, Health]:
             failed(
                 "memory-ladder",
                 f"out of memory at {(first.size or 0) / 2**20:.0f} MiB{free}: not a missing feature",
-                "to do: leave the engine's workspace room (lower its memory fraction), or stop who holds the GPU",
+                "to do: leave the engine's workspace room (lower its memory fraction), or stop who "
+                "holds the GPU",
                 *facts,
             ),
             Health.UNUSABLE,
@@ -99,7 +109,9 @@ def judge_memory(rungs: Sequence[Rung]) -> tuple[Check, Health]:
     if bad:
         return failed("memory-ladder", _line(bad[0]), *map(_line, bad[1:]), *facts), Health.UNUSABLE
     ran = sum(rung.outcome == "ok" for rung in rungs)
-    return passed("memory-ladder", f"{ran} rungs good: allocate, map, write, read, export, import", *facts), Health.HEALTHY
+    return passed(
+        "memory-ladder", f"{ran} rungs good: allocate, map, write, read, export, import", *facts
+    ), Health.HEALTHY
 
 
 def _line(rung: Rung) -> str:
@@ -111,82 +123,104 @@ def _line(rung: Rung) -> str:
 
 def judge_pairs(rungs: Sequence[Rung], *, virtual: bool) -> tuple[Check, Health]:
     """The pair ladder: what the driver grants, held against what the owner of the memory sees."""
-    name = "peer-access"
+    bad = [rung for rung in rungs if rung.outcome in _BROKEN]
+    if bad:
+        return _broken_pairs(rungs, bad, virtual=virtual)
     granted = [rung for rung in rungs if rung.rung == "can-access" and rung.outcome == "ok"]
     denied = [rung for rung in rungs if rung.rung == "can-access" and rung.outcome == "unusable"]
-    bad = [rung for rung in rungs if rung.outcome in _BROKEN]
-    moved = [rung for rung in rungs if rung.rung in {"copy", "push"} and rung.outcome == "ok"]
-    mirror = [rung for rung in bad if rung.rung == "push" and rung.outcome == "wrong-data" and rung.writer_wrong == 0]
-    in_vm = "; in a virtual machine the peer path is not to be trusted" if virtual else ""
-    shared = "to do: use shared memory (NCCL_P2P_DISABLE=1, --disable-custom-all-reduce)"
-    lines = tuple(rung.describe() for rung in bad[:8])
-    if mirror:
-        seen = (
-            f"peer writes land in a mirror that only the writer sees{in_vm}: collectives hang or corrupt silently"
-        )
-        return failed(name, seen, shared, *lines), Health.WRONG_DATA
-    if any(rung.outcome == "wrong-data" for rung in bad):
-        seen = f"the owner of the memory does not find what its peer wrote{in_vm}"
-        return failed(name, seen, shared, *lines), Health.WRONG_DATA
-    if bad:
-        hang = any(rung.outcome in {"hang", "crash"} for rung in bad)
-        if granted or not denied:
-            seen = "the driver grants peer access and the bytes do not arrive" + (
-                ": the transfer does not end" if hang else f": {_line(bad[0])}"
-            )
-        else:
-            seen = f"even staged copies between the GPUs fail: {_line(bad[0])}"
-        host = "or give the driver static BAR1 mapping, iommu=pt and ACS off, and probe again"
-        return failed(name, seen + in_vm, f"{shared}, {host}", *lines), Health.HANG if hang else Health.UNUSABLE
     if denied:
         pairs = ", ".join(f"{rung.device}->{rung.peer}" for rung in denied[:12])
-        if not moved:
-            return unclear(name, f"no peer access ({pairs}), and no staged copy was tried"), Health.INCONCLUSIVE
-        return passed(name, f"the driver grants no peer access ({pairs}); staged copies are right"), Health.UNUSABLE
+        if not any(rung.rung == "copy" and rung.outcome == "ok" for rung in rungs):
+            return unclear("peer-access", f"no peer access ({pairs}), and no staged copy was tried"), _UNCLEAR
+        seen = f"the driver grants no peer access ({pairs}); staged copies are right"
+        return passed("peer-access", seen), Health.UNUSABLE
     proved = {(rung.device, rung.peer) for rung in rungs if rung.rung == "push" and rung.outcome == "ok"}
     wanted = {(rung.device, rung.peer) for rung in granted}
     if not wanted or wanted - proved:
         missing = ", ".join(f"{one}->{other}" for one, other in sorted(wanted - proved, key=str)) or "all"
-        return unclear(name, f"granted, and not proved on the owner's side: {missing}"), Health.INCONCLUSIVE
-    return passed(name, f"{len(proved)} directions proved by a kernel on the owner's side"), Health.HEALTHY
+        return unclear("peer-access", f"granted, and not proved on the owner's side: {missing}"), _UNCLEAR
+    seen = f"{len(proved)} directions proved by a kernel on the owner's side"
+    return passed("peer-access", seen), Health.HEALTHY
+
+
+def _broken_pairs(rungs: Sequence[Rung], bad: Sequence[Rung], *, virtual: bool) -> tuple[Check, Health]:
+    """What broken rungs of a pair ladder mean; data that arrive wrong are worse than data that do not arrive."""
+    in_vm = "; in a virtual machine the peer path is not to be trusted" if virtual else ""
+    shared = "to do: use shared memory (NCCL_P2P_DISABLE=1, --disable-custom-all-reduce)"
+    denied = any(rung.rung == "can-access" and rung.outcome == "unusable" for rung in rungs)
+    wrong = [rung for rung in bad if rung.outcome == "wrong-data"]
+    health = _health_of(bad)
+    if any(rung.writer_wrong == 0 for rung in wrong):
+        seen = f"peer writes land in a mirror that only the writer sees{in_vm}: collectives hang or "
+        "corrupt silently"
+    elif wrong:
+        seen = f"the owner of the memory does not find what its peer wrote{in_vm}"
+    elif denied:
+        seen = f"even staged copies between the GPUs fail: {_line(bad[0])}"
+    else:
+        ends = any(rung.outcome in {"hang", "crash"} for rung in bad)
+        how = "the transfer does not end" if ends else _line(bad[0])
+        seen = f"the driver grants peer access and the bytes do not arrive: {how}{in_vm}"
+        shared += ", or give the driver static BAR1 mapping, iommu=pt and ACS off, and probe again"
+        health = Health.HANG if ends else health
+    return failed("peer-access", seen, shared, *(rung.describe() for rung in bad[:8])), health
 
 
 def judge_collective(rungs: Sequence[Rung], host: HostRecord) -> tuple[Check, Health]:
-    """Collectives: sums over sizes that cross NCCL's protocols, in two arms that differ in peer access alone."""
-    name = "collective"
-    arms = {arm: [rung for rung in rungs if (rung.arm or "default") == arm] for arm in ("default", "no-p2p")}
-    default, control = arms["default"], arms["no-p2p"]
+    """Collectives: sums over sizes that cross NCCL's protocols, in two arms that differ in peer access."""
+    default = [rung for rung in rungs if rung.arm != "no-p2p"]
+    bad = [rung for rung in rungs if rung.outcome in _BROKEN]
+    if any(rung.outcome == "unavailable" for rung in rungs):
+        return unclear("collective", "no collective ran: torch with NCCL is not here"), _UNCLEAR
+    if bad:
+        return _broken_collective(rungs, host)
+    sizes = sorted(rung.size for rung in default if rung.size is not None and rung.outcome == "ok")
+    if not sizes or sizes[-1] < PROTOCOL_SWITCH:
+        seen = f"sums are right up to {_bytes(sizes[-1] if sizes else 0)}; {_bytes(PROTOCOL_SWITCH)} "
+        "and more not tried"
+        return unclear("collective", seen, "to do: test 8 B, 64 KiB, 512 KiB, 1 MiB and 16 MiB"), _UNCLEAR
+    seen = f"sums are right from {_bytes(sizes[0])} to {_bytes(sizes[-1])}"
+    return passed("collective", seen, _version(rungs)), Health.HEALTHY
+
+
+def _broken_collective(rungs: Sequence[Rung], host: HostRecord) -> tuple[Check, Health]:
+    """Whose fault it is: the peer path (the control arm is right), NCCL (both fail from a size on), or neither."""
+    default = [rung for rung in rungs if rung.arm != "no-p2p"]
+    control = [rung for rung in rungs if rung.arm == "no-p2p"]
     bad = [rung for rung in default if rung.outcome in _BROKEN]
     control_bad = [rung for rung in control if rung.outcome in _BROKEN]
-    sizes = sorted(rung.size for rung in default if rung.size is not None)
-    version = next((rung.log for rung in rungs if "NCCL" in rung.log and rung.outcome == "ok"), "")
-    version = version or next((rung.log for rung in rungs if "NCCL" in rung.log), "")
-    lines = tuple(rung.describe() for rung in (*bad, *control_bad)[:8])
-    if any(rung.outcome == "unavailable" for rung in rungs) or not sizes + bad + control_bad:
-        return unclear(name, "no collective ran: torch with NCCL is not here", *lines), Health.INCONCLUSIVE
+    lines = (_version(rungs), *(rung.describe() for rung in (*bad, *control_bad)[:8]))
     good = [rung.size or 0 for rung in default if rung.outcome == "ok"]
-    if not bad and not control_bad:
-        if not sizes or sizes[-1] < PROTOCOL_SWITCH:
-            seen = f"sums are right up to {sizes[-1] if sizes else 0} B; sizes from {PROTOCOL_SWITCH} B on were not tried"
-            return unclear(name, seen, "to do: test 8 B, 64 KiB, 512 KiB, 1 MiB and 16 MiB"), Health.INCONCLUSIVE
-        return passed(name, f"sums are right from {sizes[0]} to {sizes[-1]} B", version), Health.HEALTHY
-    health = _health_of(bad or control_bad)
     starts = min((rung.size for rung in bad if rung.size), default=0)
-    from_size = bool(good) and bool(starts) and starts > min(good)
-    cards = ", ".join(sorted({f"{gpu.name} ({gpu.compute_capability})" for gpu in host.gpus})) or "these GPUs"
-    if bad and from_size and (not control or control_bad):
-        seen = f"this NCCL fails on {cards} for messages of {_bytes(starts)} and more; smaller ones are right"
-        return failed(name, seen, version, "to do: take a newer NCCL (a newer torch brings one)", *lines), health
-    if bad and control and not control_bad:
-        seen = "the collective fails over peer access and is right without it"
-        where = f" from {_bytes(starts)} on" if from_size else ""
-        return failed(name, seen + where, version, "to do: NCCL_P2P_DISABLE=1 until the peer path is repaired", *lines), health
-    if control_bad and not bad:
+    from_size = bool(good) and starts > min(good)
+    health = _health_of(bad or control_bad)
+    if not bad:
         seen = "the default arm is right and the control arm without peer access fails: look at shared memory"
-        return unclear(name, seen, *lines), Health.INCONCLUSIVE
+        return unclear("collective", seen, *lines), _UNCLEAR
+    if from_size and (not control or control_bad):
+        cards = (
+            ", ".join(sorted({f"{gpu.name} ({gpu.compute_capability})" for gpu in host.gpus})) or "these GPUs"
+        )
+        seen = f"this NCCL fails on {cards} for messages of {_bytes(starts)} and more; smaller ones are right"
+        return failed("collective", seen, "to do: take a newer NCCL (a newer torch brings one)", *lines), health
     if control_bad:
-        return unclear(name, "both arms fail: peer access is not the cause", version, *lines), Health.INCONCLUSIVE
-    return failed(name, bad[0].describe(), version, "to do: run the control arm without peer access", *lines[1:]), health
+        return unclear("collective", "both arms fail: peer access is not the cause", *lines), _UNCLEAR
+    if not control:
+        return failed(
+            "collective", bad[0].describe(), "to do: run the control arm without peer access", *lines
+        ), health
+    where = f" from {_bytes(starts)} on" if from_size else ""
+    seen = f"the collective fails over peer access{where} and is right without it"
+    return failed(
+        "collective", seen, "to do: NCCL_P2P_DISABLE=1 until the peer path is repaired", *lines
+    ), health
+
+
+def _version(rungs: Sequence[Rung]) -> str:
+    """The versions of torch and NCCL, which good rungs carry."""
+    return next(
+        (rung.log for rung in rungs if rung.outcome == "ok" and "NCCL" in rung.log), "NCCL version unknown"
+    )
 
 
 def _bytes(size: int) -> str:

@@ -1,4 +1,4 @@
-"""From the raw document of the probe or the collector to the record. Pure; every gap is named, nothing is guessed."""
+"""From the raw document of the probe or the collector to the record: every gap is named, nothing is guessed."""
 
 from __future__ import annotations
 
@@ -292,9 +292,13 @@ def _cuda(raw: Raw, nvidia: Raw) -> dict[str, Any]:
         "cuda_error": "" if init == 0 else error,
         "cuda_library": library,
         "cuda_libraries": tuple(
-            path for pair in nvidia["libraries"].items() if (path := pair.items()[-1].text() if pair.items() else "")
+            path
+            for pair in nvidia["libraries"].items()
+            if (path := pair.items()[-1].text() if pair.items() else "")
         ),
-        "device_count": values["count"].whole() if values["count"].whole() is not None else answer["count"].whole(),
+        "device_count": values["count"].whole()
+        if values["count"].whole() is not None
+        else answer["count"].whole(),
     }
 
 
@@ -306,7 +310,13 @@ def _driver_kind(text: str) -> str:
 
 def _parameters(text: str) -> dict[str, str]:
     """The parameters that decide peer access and resets; the others stay out."""
-    keep = {"EnableResizableBar", "RegistryDwords", "NvLinkDisable", "GrdmaPciTopoCheckOverride", "EnableGpuFirmware"}
+    keep = {
+        "EnableResizableBar",
+        "RegistryDwords",
+        "NvLinkDisable",
+        "GrdmaPciTopoCheckOverride",
+        "EnableGpuFirmware",
+    }
     pairs = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip().strip('"') for name, _, value in pairs if name.strip() in keep}
 
@@ -328,7 +338,7 @@ def _virtualisation(system: Raw) -> str:
 
 
 def _iommu(iommu: Raw, virtualisation: str) -> str:
-    kinds = {kind for kind in iommu["domains"].mapping()}
+    kinds = set(iommu["domains"].mapping())
     if not iommu["groups"].whole():
         return "unknown" if virtualisation.startswith(("vm", "lxc", "gvisor")) else "off"
     if kinds and kinds <= {"identity"}:
@@ -369,7 +379,9 @@ def _engine(raw: Raw) -> Engine:
         runtimes=tuple(each.text() for each in docker["Runtimes"].items()),
         default_runtime=docker["DefaultRuntime"].text(),
         cdi_kinds=tuple(each["kind"].text() for each in specifications),
-        cdi_driver=next((drivers[0].text() for each in specifications if (drivers := each["driver"].items())), ""),
+        cdi_driver=next(
+            (drivers[0].text() for each in specifications if (drivers := each["driver"].items())), ""
+        ),
         error=docker["error"].text(),
     )
 
@@ -396,7 +408,9 @@ def _rung(raw: Raw, kind: str) -> Rung:
     try:
         return Rung.model_validate(facts)
     except ValueError as error:
-        raise InputError(f"a rung of this document cannot be read: {str(error)[:200]}", where=str(facts)[:200]) from error
+        raise InputError(
+            f"a rung of this document cannot be read: {str(error)[:200]}", where=str(facts)[:200]
+        ) from error
 
 
 def _multicast(raw: Raw) -> str:
@@ -406,7 +420,8 @@ def _multicast(raw: Raw) -> str:
 
 def _idle(raw: Raw) -> tuple[tuple[float, float], ...]:
     return tuple(
-        (float(each["utilisation"].whole() or 0), (each["power_mw"].whole() or 0) / 1000) for each in raw.items()
+        (float(each["utilisation"].whole() or 0), (each["power_mw"].whole() or 0) / 1000)
+        for each in raw.items()
     )
 
 

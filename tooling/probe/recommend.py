@@ -30,13 +30,15 @@ def _all_reduce(host: HostRecord, ladders: Mapping[str, Health]) -> Iterable[Rec
     if pair in broken or collective in broken:
         yield Recommendation(
             topic=topic, urgency=Urgency.MUST,
-            advice="NCCL over shared memory: NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce; no peer path is trusted",
+            advice="NCCL over shared memory: NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce; no "
+            "peer path is trusted",
             evidence=f"pair ladder: {pair or 'not run'}; collective: {collective or 'not run'}",
         )  # fmt: skip
     elif pair is Health.UNUSABLE:
         yield Recommendation(
             topic=topic, urgency=Urgency.SHOULD,
-            advice="NCCL over shared memory (NCCL_P2P_DISABLE=1); the engine's own all-reduce needs peer access",
+            advice="NCCL over shared memory (NCCL_P2P_DISABLE=1); the engine's own all-reduce needs "
+            "peer access",
             evidence="the driver grants no peer access",
         )  # fmt: skip
     elif pair is Health.HEALTHY and levels and all(level.startswith("NV") for level in levels):
@@ -48,13 +50,15 @@ def _all_reduce(host: HostRecord, ladders: Mapping[str, Health]) -> Iterable[Rec
         limit = requirements().one_shot_bytes
         yield Recommendation(
             topic=topic, urgency=Urgency.SHOULD,
-            advice=f"one-shot over CUDA IPC up to about {limit // 1024} KiB, NCCL above; measure the crossover here. "
+            advice=f"one-shot over CUDA IPC up to about {limit // 1024} KiB, NCCL above; measure the "
+            "crossover here. "
             "NCCL_NVLS_ENABLE=0: there is no multicast on PCIe",
             evidence=f"links {', '.join(levels) or 'unknown'}, pair ladder healthy",
         )  # fmt: skip
     else:
         yield Recommendation(
-            topic=topic, urgency=Urgency.SHOULD, advice="decide nothing yet: run the probe with its pair ladder",
+            topic=topic, urgency=Urgency.SHOULD, advice="decide nothing yet: run the probe with its "
+            "pair ladder",
             evidence=f"pair ladder: {pair or 'not run'}",
         )  # fmt: skip
 
@@ -73,7 +77,7 @@ def _direction(host: HostRecord) -> Iterable[Recommendation]:
     if min(write, load) < bound * max(write, load):
         urgency = Urgency.MUST
     yield Recommendation(topic="push or pull", urgency=urgency, advice=choice, evidence=evidence)
-    slowest = min(min(push), min(pull))
+    slowest = min(*push, *pull)
     if max(write, load) < requirements().peer.low_pcie_gbps:
         yield Recommendation(
             topic="peer path", urgency=Urgency.SHOULD,
@@ -93,7 +97,8 @@ def _groups(host: HostRecord) -> Iterable[Recommendation]:
     size = min(len(gpus) for gpus in nodes.values())
     yield Recommendation(
         topic="GPU groups", urgency=Urgency.SHOULD,
-        advice=f"keep a tensor-parallel group inside a NUMA node (up to TP{1 << (size.bit_length() - 1)}) and bind its "
+        advice="keep a tensor-parallel group inside a NUMA node (up to "
+        f"TP{1 << (size.bit_length() - 1)}) and bind its "
         "processes there (numactl or --cpuset-cpus)",
         evidence=groups,
     )  # fmt: skip
@@ -107,7 +112,8 @@ def _container(host: HostRecord) -> Iterable[Recommendation]:
     if len(host.gpus) >= _SEVERAL or host.source is Source.HOST:
         yield Recommendation(
             topic="container flags", urgency=Urgency.SHOULD,
-            advice="--gpus all (or CDI) --ipc=host --ulimit memlock=-1 --ulimit stack=67108864, default seccomp",
+            advice="--gpus all (or CDI) --ipc=host --ulimit memlock=-1 --ulimit stack=67108864, default "
+            "seccomp",
             evidence=_grants_line(host),
         )  # fmt: skip
     small = container.memlock_bytes is not None and container.memlock_bytes < need.memlock_bytes
@@ -120,7 +126,8 @@ def _container(host: HostRecord) -> Iterable[Recommendation]:
     if refused is not None:
         yield Recommendation(
             topic="container flags", urgency=Urgency.MAY,
-            advice="--cap-add SYS_PTRACE only for an engine that copies descriptors by pidfd; SCM_RIGHTS needs nothing",
+            advice="--cap-add SYS_PTRACE only for an engine that copies descriptors by pidfd; "
+            "SCM_RIGHTS needs nothing",
             evidence=refused.describe(),
         )  # fmt: skip
     if "NVIDIA_DISABLE_REQUIRE" in container.environment:
@@ -145,45 +152,30 @@ def _settings(host: HostRecord) -> Iterable[Recommendation]:
     several_on_pcie = len(host.gpus) >= _SEVERAL and not all(link.level.startswith("NV") for link in host.links)
     if several_on_pcie and host.iommu == "translated":
         yield Recommendation(
-            topic=topic, urgency=Urgency.SHOULD, advice="boot with iommu=pt", evidence="IOMMU domains are translated"
+            topic=topic,
+            urgency=Urgency.SHOULD,
+            advice="boot with iommu=pt",
+            evidence="IOMMU domains are translated",
         )
     redirect = [gpu.index for gpu in host.gpus if gpu.acs_redirect]
     if several_on_pcie and redirect:
         yield Recommendation(
             topic=topic, urgency=Urgency.SHOULD,
-            advice="switch ACS request and completion redirect off on the bridges above the GPUs, root ports included",
+            advice="switch ACS request and completion redirect off on the bridges above the GPUs, root "
+            "ports included",
             evidence=f"ACS redirect is on above GPUs {redirect}",
         )  # fmt: skip
-    for gpu in host.gpus:
-        label = f"GPU {gpu.index}"
-        if gpu.bar1_bytes is not None and gpu.memory_bytes and gpu.bar1_bytes < gpu.memory_bytes:
-            yield Recommendation(
-                topic=topic, urgency=Urgency.SHOULD, advice="switch on Resizable BAR and Above 4G Decoding in the BIOS",
-                evidence=f"{label}: BAR1 {gpu.bar1_bytes / 2**20:.0f} MiB, memory {gpu.memory_bytes / 2**20:.0f} MiB",
-            )  # fmt: skip
-        if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
-            yield Recommendation(
-                topic=topic, urgency=Urgency.SHOULD, advice="look at slot, riser and bifurcation",
-                evidence=f"{label}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_max}",
-            )  # fmt: skip
-        if gpu.power_limit_w and gpu.power_default_w and gpu.power_limit_w < gpu.power_default_w:
-            yield Recommendation(
-                topic=topic, urgency=Urgency.MAY, advice="numbers of this machine count for this power limit only",
-                evidence=f"{label}: {gpu.power_limit_w:g} W of {gpu.power_default_w:g} W",
-            )  # fmt: skip
-        if gpu.persistence is False:
-            yield Recommendation(
-                topic=topic, urgency=Urgency.MAY, advice="start nvidia-persistenced", evidence=f"{label}: persistence off"
-            )
+    yield from _cards(host)
     if len({(gpu.name, gpu.memory_bytes) for gpu in host.gpus}) > 1:
         yield Recommendation(
             topic="GPU groups", urgency=Urgency.SHOULD,
-            advice="GPUs differ: keep a tensor-parallel group on equal ones", evidence=", ".join(g.name for g in host.gpus),
+            advice="GPUs differ: keep a tensor-parallel group on equal ones", evidence=", ".join(gpu.name for gpu in host.gpus),
         )  # fmt: skip
     if any(gpu.mig for gpu in host.gpus):
         yield Recommendation(
             topic=topic, urgency=Urgency.SHOULD,
-            advice="MIG is on: instances have no peer access and less memory; switch it off for tensor parallelism",
+            advice="MIG is on: instances have no peer access and less memory; switch it off for tensor "
+            "parallelism",
             evidence=f"MIG on GPUs {[gpu.index for gpu in host.gpus if gpu.mig]}",
         )  # fmt: skip
     for holder in host.holders:
@@ -198,3 +190,35 @@ def _settings(host: HostRecord) -> Iterable[Recommendation]:
             topic=topic, urgency=Urgency.MUST, advice="install the NVIDIA container toolkit",
             evidence="neither nvidia-ctk nor nvidia-container-cli answers",
         )  # fmt: skip
+
+
+def _cards(host: HostRecord) -> Iterable[Recommendation]:
+    """Advice for single cards."""
+    topic = "host settings"
+    for gpu in host.gpus:
+        label = f"GPU {gpu.index}"
+        if gpu.bar1_bytes is not None and gpu.memory_bytes and gpu.bar1_bytes < gpu.memory_bytes:
+            yield Recommendation(
+                topic=topic, urgency=Urgency.SHOULD, advice="switch on Resizable BAR and Above 4G "
+                "Decoding in the BIOS",
+                evidence=f"{label}: BAR1 {gpu.bar1_bytes / 2**20:.0f} MiB, memory "
+                f"{gpu.memory_bytes / 2**20:.0f} MiB",
+            )  # fmt: skip
+        if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
+            yield Recommendation(
+                topic=topic, urgency=Urgency.SHOULD, advice="look at slot, riser and bifurcation",
+                evidence=f"{label}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_max}",
+            )  # fmt: skip
+        if gpu.power_limit_w and gpu.power_default_w and gpu.power_limit_w < gpu.power_default_w:
+            yield Recommendation(
+                topic=topic, urgency=Urgency.MAY, advice="numbers of this machine count for this power "
+                "limit only",
+                evidence=f"{label}: {gpu.power_limit_w:g} W of {gpu.power_default_w:g} W",
+            )  # fmt: skip
+        if gpu.persistence is False:
+            yield Recommendation(
+                topic=topic,
+                urgency=Urgency.MAY,
+                advice="start nvidia-persistenced",
+                evidence=f"{label}: persistence off",
+            )

@@ -177,7 +177,7 @@ class Container(Record):
 
 
 class Engine(Record):
-    """Docker Engine, its client, the container toolkit, CDI; empty where there is none or it may not be asked."""
+    """Docker Engine, its client, the container toolkit, CDI; empty where there is none."""
 
     version: str = ""
     api: str = ""

@@ -1,4 +1,4 @@
-"""From a record to the whole answer: checks, health of the ladders, advice, limitations. Pure but for the clock."""
+"""From a record to the whole answer: checks, health of the ladders, advice, limitations."""
 
 from __future__ import annotations
 

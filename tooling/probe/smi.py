@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-from xml.etree import ElementTree as Xml
+from xml.etree import ElementTree as ET
 
 from tooling.probe.records import GpuFacts, Link
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+#: Words of a matrix by row and column.
+Cells = dict[tuple[int, int], str]
 _MIB = 2**20
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LEVELS = re.compile(r"^(?:NV\d+|PIX|PXB|PHB|NODE|SYS|X|OK|[A-Z]{1,4})$")
@@ -37,8 +35,8 @@ def read_smi(text: str) -> tuple[str, str, tuple[GpuFacts, ...]]:
     if "<!ENTITY" in text:  # entities could grow without bound; nvidia-smi writes none
         raise SmiError("the XML declares entities")
     try:
-        root = Xml.fromstring(text)  # noqa: S314  # entities are refused above
-    except Xml.ParseError as error:
+        root = ET.fromstring(text)  # noqa: S314  # entities are refused above
+    except ET.ParseError as error:
         raise SmiError(f"no XML: {error}") from error
     if root.tag != "nvidia_smi_log":
         raise SmiError(f"the document is <{root.tag}>, not <nvidia_smi_log>")
@@ -46,7 +44,7 @@ def read_smi(text: str) -> tuple[str, str, tuple[GpuFacts, ...]]:
     return _text(root, "driver_version"), _text(root, "cuda_version"), gpus
 
 
-def _gpu(index: int, gpu: Xml.Element) -> GpuFacts:
+def _gpu(index: int, gpu: ET.Element) -> GpuFacts:
     power = "gpu_power_readings" if gpu.find("gpu_power_readings") is not None else "power_readings"
     reasons = gpu.find("clocks_event_reasons")
     if reasons is None:
@@ -62,7 +60,8 @@ def _gpu(index: int, gpu: Xml.Element) -> GpuFacts:
     )
     link = "pci/pci_gpu_link_info"
     memory, free, bar = (
-        _number(gpu, name) for name in ("fb_memory_usage/total", "fb_memory_usage/free", "bar1_memory_usage/total")
+        _number(gpu, name)
+        for name in ("fb_memory_usage/total", "fb_memory_usage/free", "bar1_memory_usage/total")
     )
     processes = gpu.find("processes")
     return GpuFacts(
@@ -72,7 +71,9 @@ def _gpu(index: int, gpu: Xml.Element) -> GpuFacts:
         memory_bytes=_whole(memory, _MIB),
         memory_free_bytes=_whole(free, _MIB),
         bar1_bytes=_whole(bar, _MIB),
-        power_w=_first(gpu, f"{power}/instant_power_draw", f"{power}/power_draw", f"{power}/average_power_draw"),
+        power_w=_first(
+            gpu, f"{power}/instant_power_draw", f"{power}/power_draw", f"{power}/average_power_draw"
+        ),
         power_limit_w=_first(gpu, f"{power}/current_power_limit", f"{power}/power_limit"),
         power_default_w=_number(gpu, f"{power}/default_power_limit"),
         temperature_c=_whole(_number(gpu, "temperature/gpu_temp")),
@@ -94,17 +95,17 @@ def _gpu(index: int, gpu: Xml.Element) -> GpuFacts:
     )
 
 
-def _text(element: Xml.Element, path: str) -> str:
+def _text(element: ET.Element, path: str) -> str:
     return (element.findtext(path) or "").strip()
 
 
-def _number(element: Xml.Element, path: str) -> float | None:
+def _number(element: ET.Element, path: str) -> float | None:
     """The number of `143771 MiB` or `16x`; None for `N/A`, `[Unknown Error]` and the like."""
     found = re.match(r"-?\d+(?:\.\d+)?", _text(element, path))
     return float(found[0]) if found else None
 
 
-def _first(element: Xml.Element, *paths: str) -> float | None:
+def _first(element: ET.Element, *paths: str) -> float | None:
     return next((value for path in paths if (value := _number(element, path)) is not None), None)
 
 
@@ -112,15 +113,15 @@ def _whole(value: float | None, unit: int = 1) -> int | None:
     return None if value is None else int(value * unit)
 
 
-def _yes(element: Xml.Element, path: str) -> bool | None:
+def _yes(element: ET.Element, path: str) -> bool | None:
     text = _text(element, path)
     return {"Yes": True, "No": False, "Enabled": True, "Disabled": False}.get(text)
 
 
-def read_matrix(text: str) -> dict[tuple[int, int], str]:
+def read_matrix(text: str) -> Cells:
     """Cells of `topo -m` or `topo -p2p` by row and column; columns that are no GPU are passed over."""
     columns: list[int] = []
-    cells: dict[tuple[int, int], str] = {}
+    cells: Cells = {}
     for line in _ESCAPE.sub("", text).splitlines():
         words = line.split()
         gpus = [int(word[3:]) for word in words if re.fullmatch(r"GPU\d+", word)]
@@ -134,7 +135,7 @@ def read_matrix(text: str) -> dict[tuple[int, int], str]:
     return cells
 
 
-def links_of(topology: Mapping[tuple[int, int], str], read: Mapping[tuple[int, int], str], write: Mapping[tuple[int, int], str]) -> tuple[Link, ...]:  # fmt: skip
+def links_of(topology: Cells, read: Cells, write: Cells) -> tuple[Link, ...]:
     """One link for each pair; a grant counts only when both directions have it."""
     pairs = sorted({(min(pair), max(pair)) for pair in (*topology, *read, *write) if pair[0] != pair[1]})
     return tuple(
@@ -149,6 +150,6 @@ def links_of(topology: Mapping[tuple[int, int], str], read: Mapping[tuple[int, i
     )
 
 
-def _both(cells: Mapping[tuple[int, int], str], first: int, second: int) -> str:
+def _both(cells: Cells, first: int, second: int) -> str:
     there, back = cells.get((first, second), ""), cells.get((second, first), "")
     return there if there == back or back in {"", "OK"} else back
