@@ -28,6 +28,7 @@ LastGood = Annotated[
     Path | None, typer.Option(help="Report of this host from a day when all was well: what changed is named.")
 ]
 RecordFile = Annotated[Path | None, typer.Option("--record", help="Write the report here, too.")]
+Notes = Annotated[list[str] | None, typer.Option("--note", help="A limitation of this run, for the report.")]
 Host = Annotated[str, typer.Option(help="user@host; this machine by default. Nothing is changed there.")]
 SshConfig = Annotated[Path | None, typer.Option(help="ssh configuration in place of your own.")]
 _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red"}
@@ -69,6 +70,7 @@ def probe(
     saved: Saved = None,
     last_good: LastGood = None,
     record: RecordFile = None,
+    note: Notes = None,
     as_json: AsJson = False,
 ) -> None:
     """Try memory, peer access and collectives in the stack's image on this host's GPUs.
@@ -76,7 +78,7 @@ def probe(
     Exit code 0: good; 1: a check failed; 3: there is no GPU; 4: a check could not tell.
     """
     if saved:
-        _finish(read_document(_read(saved), where=str(saved)), last_good, record, as_json=as_json)
+        _finish(read_document(_read(saved), where=str(saved)), last_good, record, note, as_json=as_json)
         return
     if not stack and not image:
         raise InputError("no image to probe with", fix="name a stack, or give --image or --from")
@@ -93,7 +95,8 @@ def probe(
         return
     options = ["--workspace-mib", str(workspace_mib), *(["--multicast-create"] if multicast_create else [])]
     inside = run_probe(chosen, options, console.say)
-    _finish(read_document(with_host_facts(inside, outside), where=chosen), last_good, record, as_json=as_json)
+    host = read_document(with_host_facts(inside, outside), where=chosen)
+    _finish(host, last_good, record, note, as_json=as_json)
 
 
 def fit_command(
@@ -159,11 +162,20 @@ def _last_good(path: Path) -> HostRecord:
         ) from error
 
 
-def _finish(host: HostRecord, last_good: Path | None, record: Path | None, *, as_json: bool) -> None:
-    report = judge(host, _last_good(last_good) if last_good else None)
+def _finish(
+    host: HostRecord,
+    last_good: Path | None,
+    record: Path | None,
+    notes: list[str] | None = None,
+    *,
+    as_json: bool,
+) -> None:
+    report = judge(host, _last_good(last_good) if last_good else None, notes or ())
     if record:
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(report.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+        record.write_text(
+            json.dumps(report.model_dump(mode="json", exclude_defaults=True), indent=1) + "\n", encoding="utf-8"
+        )
     if as_json:
         console.print_json(report)
     else:

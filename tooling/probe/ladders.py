@@ -144,7 +144,7 @@ def judge_pairs(rungs: Sequence[Rung], *, virtual: bool) -> tuple[Check, Health]
 
 
 def _broken_pairs(rungs: Sequence[Rung], bad: Sequence[Rung], *, virtual: bool) -> tuple[Check, Health]:
-    """What broken rungs of a pair ladder mean; data that arrive wrong are worse than data that do not arrive."""
+    """What broken rungs of a pair ladder mean; wrong data is worse than none."""
     in_vm = "; in a virtual machine the peer path is not to be trusted" if virtual else ""
     shared = "to do: use shared memory (NCCL_P2P_DISABLE=1, --disable-custom-all-reduce)"
     denied = any(rung.rung == "can-access" and rung.outcome == "unusable" for rung in rungs)
@@ -184,7 +184,7 @@ def judge_collective(rungs: Sequence[Rung], host: HostRecord) -> tuple[Check, He
 
 
 def _broken_collective(rungs: Sequence[Rung], host: HostRecord) -> tuple[Check, Health]:
-    """Whose fault it is: the peer path (the control arm is right), NCCL (both fail from a size on), or neither."""
+    """Whose fault: the peer path (the control arm is right), NCCL (both fail from a size on) or neither."""
     default = [rung for rung in rungs if rung.arm != "no-p2p"]
     control = [rung for rung in rungs if rung.arm == "no-p2p"]
     bad = [rung for rung in default if rung.outcome in _BROKEN]

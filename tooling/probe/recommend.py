@@ -168,9 +168,11 @@ def _settings(host: HostRecord) -> Iterable[Recommendation]:
     yield from _cards(host)
     if len({(gpu.name, gpu.memory_bytes) for gpu in host.gpus}) > 1:
         yield Recommendation(
-            topic="GPU groups", urgency=Urgency.SHOULD,
-            advice="GPUs differ: keep a tensor-parallel group on equal ones", evidence=", ".join(gpu.name for gpu in host.gpus),
-        )  # fmt: skip
+            topic="GPU groups",
+            urgency=Urgency.SHOULD,
+            advice="GPUs differ: keep a tensor-parallel group on equal ones",
+            evidence=", ".join(gpu.name for gpu in host.gpus),
+        )
     if any(gpu.mig for gpu in host.gpus):
         yield Recommendation(
             topic=topic, urgency=Urgency.SHOULD,
