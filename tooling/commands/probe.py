@@ -194,8 +194,10 @@ def _show(report: ProbeReport) -> None:
     for gpu in host.gpus:
         sizes = [f"{size / GIB:.1f}" if size else "?" for size in (gpu.memory_bytes, gpu.memory_free_bytes)]
         watts = [f"{power:.0f}" if power is not None else "?" for power in (gpu.power_w, gpu.power_limit_w)]
-        link = f"{gpu.pcie_generation or '?'}x{gpu.pcie_width or '?'} of "
-        f"{gpu.pcie_generation_max or '?'}x{gpu.pcie_width_max or '?'}"
+        link = (
+            f"{gpu.pcie_generation or '?'}x{gpu.pcie_width or '?'} of "
+            f"{gpu.pcie_generation_max or '?'}x{gpu.pcie_width_max or '?'}"
+        )
         node = "-" if gpu.numa_node is None else str(gpu.numa_node)
         facts.add_row(
             f"{gpu.index} {escape(gpu.name)}", gpu.compute_capability or "?", *sizes, *watts, link, node

@@ -83,7 +83,7 @@ def judge_memory(rungs: Sequence[Rung]) -> tuple[Check, Health]:
     bad = [rung for rung in needed if rung.outcome in _BROKEN]
     corrupt = [rung for rung in rungs if rung.outcome in {"wrong-data", "hang", "crash"}]
     refused = [rung for rung in rungs if rung.outcome == "error" and rung not in bad]
-    facts = tuple(dict.fromkeys(_line(rung) for rung in refused))
+    facts = _refusals(refused)
     if not needed:
         return unclear("memory-ladder", "no rung of plain memory ran", *facts), Health.INCONCLUSIVE
     memory = [rung for rung in bad if rung.code == OUT_OF_MEMORY]
@@ -114,10 +114,26 @@ def judge_memory(rungs: Sequence[Rung]) -> tuple[Check, Health]:
     ), Health.HEALTHY
 
 
+def _refusals(rungs: Sequence[Rung]) -> tuple[str, ...]:
+    """One line for each handle type, flag and code that was refused, with the GPUs that did."""
+    groups: dict[tuple[str, bool, str], list[Rung]] = {}
+    for rung in rungs:
+        groups.setdefault((rung.handle, bool(rung.rdma), f"{rung.call} {rung.name}"), []).append(rung)
+    lines = []
+    for (handle, rdma, answer), members in groups.items():
+        first = members[0]
+        number = first.code if first.code is not None else first.errno
+        gpus = ",".join(sorted({str(rung.device) for rung in members}))
+        flag = " with the RDMA flag" if rdma else ""
+        note = ", rightly so without an NVLink fabric" if handle == "fabric" and first.code in NO_FABRIC else ""
+        lines.append(
+            f"{handle}{flag} on GPU {gpus}: {answer} ({number}){note}: {first.meaning or 'meaning unknown'}"
+        )
+    return tuple(lines)
+
+
 def _line(rung: Rung) -> str:
     text = rung.describe()
-    if rung.handle == "fabric" and rung.code in NO_FABRIC:
-        text += " (rightly so without an NVLink fabric)"
     return f"{text}: {rung.meaning}" if rung.meaning else text
 
 
@@ -151,8 +167,10 @@ def _broken_pairs(rungs: Sequence[Rung], bad: Sequence[Rung], *, virtual: bool) 
     wrong = [rung for rung in bad if rung.outcome == "wrong-data"]
     health = _health_of(bad)
     if any(rung.writer_wrong == 0 for rung in wrong):
-        seen = f"peer writes land in a mirror that only the writer sees{in_vm}: collectives hang or "
-        "corrupt silently"
+        seen = (
+            f"peer writes land in a mirror that only the writer sees{in_vm}: collectives hang or "
+            "corrupt silently"
+        )
     elif wrong:
         seen = f"the owner of the memory does not find what its peer wrote{in_vm}"
     elif denied:
@@ -176,8 +194,10 @@ def judge_collective(rungs: Sequence[Rung], host: HostRecord) -> tuple[Check, He
         return _broken_collective(rungs, host)
     sizes = sorted(rung.size for rung in default if rung.size is not None and rung.outcome == "ok")
     if not sizes or sizes[-1] < PROTOCOL_SWITCH:
-        seen = f"sums are right up to {_bytes(sizes[-1] if sizes else 0)}; {_bytes(PROTOCOL_SWITCH)} "
-        "and more not tried"
+        seen = (
+            f"sums are right up to {_bytes(sizes[-1] if sizes else 0)}; {_bytes(PROTOCOL_SWITCH)} "
+            "and more not tried"
+        )
         return unclear("collective", seen, "to do: test 8 B, 64 KiB, 512 KiB, 1 MiB and 16 MiB"), _UNCLEAR
     seen = f"sums are right from {_bytes(sizes[0])} to {_bytes(sizes[-1])}"
     return passed("collective", seen, _version(rungs)), Health.HEALTHY

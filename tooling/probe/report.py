@@ -42,9 +42,7 @@ def judge(host: HostRecord, last_good: HostRecord | None = None, notes: Sequence
     if len(host.gpus) == 1:
         limitations.append("one GPU: nothing is known of peer access and collectives")
     if host.rungs and host.container.environment.get("NCCL_P2P_DISABLE", "0") not in {"", "0"}:
-        limitations.append(
-            "NCCL_P2P_DISABLE is set here: the collective's default arm used no peer access either"
-        )
+        limitations.append("NCCL_P2P_DISABLE is set here: the collective's default arm used no peer path")
     if foreign := foreign_targets(host):
         limitations.append(f"{foreign} is none of the image's targets: nothing here speaks for those")
     limitations += notes
