@@ -36,6 +36,11 @@ KERNEL_LINE = re.compile(
     r"NVRM|nvidia|\bXid\b|\bAER\b|DMAR|AMD-Vi|IO_PAGE_FAULT|pcieport|Out of memory|oom-kill|iommu",
     re.IGNORECASE,
 )
+#: What names one card, board or program; cut out of whatever a program prints.
+IDENTIFIER = re.compile(
+    r"<(\w*serial\w*|\w*uuid|\w*guid|pdi|\w*part_number|board_id|process_name|host_id)>[^<]*</\1>"
+    r"|\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+)
 COMMAND_LINE_WORD = re.compile(
     r"^(iommu|intel_iommu|amd_iommu|pci|pcie_\w+|nvidia[\w.-]*|rd\.driver\.\w+)(=|$)"
 )
@@ -91,9 +96,15 @@ def program(*argv: str, limit_s: float = PROGRAM_LIMIT_S) -> Dict[str, Any]:
     try:
         out = child.communicate(timeout=limit_s)[0]
     except subprocess.TimeoutExpired:
-        child.kill()  # in the driver's uninterruptible sleep it stays; waiting for it would hang us too
+        child.kill()
+        if child.stdout:
+            child.stdout.close()
+        try:
+            child.wait(2)
+        except subprocess.TimeoutExpired:
+            pass  # in the driver's uninterruptible sleep it stays; waiting for it would hang us too
         return {"error": "did not end within %g s" % limit_s, "hang": True}
-    return {"rc": child.returncode, "out": out.decode("utf-8", "replace")[:TEXT_LIMIT]}
+    return {"rc": child.returncode, "out": IDENTIFIER.sub("", out.decode("utf-8", "replace"))[:TEXT_LIMIT]}
 
 
 def system() -> Dict[str, Any]:
@@ -161,15 +172,6 @@ def grants() -> Dict[str, Any]:
     }
 
 
-def smi() -> Dict[str, Any]:
-    """All that nvidia-smi says, without what identifies a card or a program."""
-    done = program("nvidia-smi", "-q", "-x")
-    if "out" in done:
-        names = r"\w*serial\w*|\w*uuid|\w*guid|pdi|\w*part_number|board_id|process_name|host_id"
-        done["out"] = re.sub(r"<(%s)>[^<]*</\1>" % names, "", done["out"])
-    return done
-
-
 def nvidia() -> Dict[str, Any]:
     """Driver, device nodes, loader and what nvidia-smi and cuInit say, each on its own word."""
     files = {}
@@ -197,7 +199,7 @@ def nvidia() -> Dict[str, Any]:
         "device_nodes": nodes,
         "character_devices": re.findall(r"^\s*\d+ (nvidia\S*)$", read("/proc/devices") or "", re.MULTILINE),
         "libraries": re.findall(r"^\s*(lib(?:cuda|nvidia-ml)\.so\S*) \(.*=> (\S+)$", libraries, re.MULTILINE),
-        "smi": smi(),
+        "smi": program("nvidia-smi", "-q", "-x"),
         "topology": program("nvidia-smi", "topo", "-m"),
         "p2p_read": program("nvidia-smi", "topo", "-p2p", "r"),
         "p2p_write": program("nvidia-smi", "topo", "-p2p", "w"),

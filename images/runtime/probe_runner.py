@@ -48,8 +48,10 @@ class Child:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        for line in self.process.stdout or ():
-            self.queue.put(line)
+        if self.process.stdout is not None:
+            with self.process.stdout as lines:
+                for line in lines:
+                    self.queue.put(line)
         self.queue.put(None)
 
     def follow(self, limit_s: float) -> None:
@@ -60,6 +62,7 @@ class Child:
                 line = self.queue.get(timeout=max(0.01, self.since + allowed - time.monotonic()))
             except Empty:
                 self.stop()
+                self.stderr.close()
                 self._fail("hang", log=f"no answer within {allowed:g} s")
                 return
             if line is None:
@@ -86,7 +89,8 @@ class Child:
     def _ended(self) -> None:
         code = self.process.wait()
         self.stderr.seek(0)
-        said = self.stderr.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
+        with self.stderr:
+            said = self.stderr.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
         if code < 0:
             self._fail("crash", log=f"signal {signal.Signals(-code).name}: {' '.join(said[-2:])[:300]}")
         elif code and not any(line.get("outcome") == "error" for line in self.lines):

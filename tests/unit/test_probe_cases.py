@@ -21,7 +21,8 @@ CASES = Path(__file__).parents[1] / "cases"
 
 
 def case(name: str) -> dict[str, Any]:
-    return yaml.safe_load((CASES / f"{name}.yaml").read_text())
+    read: dict[str, Any] = yaml.safe_load((CASES / f"{name}.yaml").read_text())
+    return read
 
 
 def check(checks: list[Check] | tuple[Check, ...], name: str) -> Check:
