@@ -172,6 +172,13 @@ def container(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a real GPU."""
+    _install(session)
+    session.run("pytest", "tests/gpu", *session.posargs)
+
+
+@nox.session(default=False)
 def test(session: nox.Session) -> None:
     """Run all that CI runs: style, types, unit and container tests, the real build."""
     _install(session)

@@ -8,6 +8,7 @@ command line beyond the words about IOMMU and PCI.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -99,10 +100,8 @@ def program(*argv: str, limit_s: float = PROGRAM_LIMIT_S) -> Dict[str, Any]:
         child.kill()
         if child.stdout:
             child.stdout.close()
-        try:
-            child.wait(2)
-        except subprocess.TimeoutExpired:
-            pass  # in the driver's uninterruptible sleep it stays; waiting for it would hang us too
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(2)  # in the driver's uninterruptible sleep it stays; waiting for it would hang us too
         return {"error": "did not end within %g s" % limit_s, "hang": True}
     return {"rc": child.returncode, "out": IDENTIFIER.sub("", out.decode("utf-8", "replace"))[:TEXT_LIMIT]}
 

@@ -71,7 +71,7 @@ def document(gpus: int = 2, *, source: str = "image", **host: Any) -> dict[str, 
         "iommu": {"groups": 9, "domains": {"identity": 9}},
         "kernel_log": {"readable": True, "lines": []},
         "engine": {
-            "docker": {"Version": "29.1.0", "ApiVersion": "1.52", "MinAPIVersion": "1.44", "Runtimes": ["nvidia"]},
+            "docker": {"Version": "29.1.0", "ApiVersion": "1.52", "MinAPIVersion": "1.44", "Runtimes": []},
             "client": {"rc": 0, "out": "29.1.0 1.52"},
             "toolkit": {"rc": 0, "out": "NVIDIA Container Toolkit CLI version 1.19.0\n"},
             "cdi": [],
@@ -151,7 +151,7 @@ def pair(gpus: int) -> list[dict[str, Any]]:
 def collective(sizes: tuple[int, ...] = (8, 65536, 524288, 16 << 20)) -> list[dict[str, Any]]:
     """Good collectives in both arms."""
     return [
-        {"ladder": "collective", "rung": "all-reduce", "arm": arm, "size": size, "outcome": "ok", "nccl": "2.31.2",
+        {"ladder": "collective", "rung": "all-reduce", "arm": arm, "size": size, "outcome": "ok", "nccl": "2.31",
          "torch": "2.14.1"}
         for arm in ("default", "no-p2p")
         for size in sizes

@@ -15,7 +15,8 @@ DATA = Path(__file__).parents[1] / "data" / "probe"
 
 def test_the_ssh_command_asks_nothing_and_runs_a_script_from_stdin():
     assert ssh_command("user@host", config=Path("c")) == [
-        "ssh", "-F", "c", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-T", "--", "user@host", "python3", "-",
+        "ssh", "-F", "c", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-T", "--",
+        "user@host", "python3", "-",
     ]  # fmt: skip
 
 
