@@ -221,7 +221,8 @@ def test_out_of_memory_is_not_called_a_missing_feature():
     raw = examples.document(1)
     raw["rungs"] += [
         {"ladder": "memory", "rung": "create", "outcome": "error", "device": 0, "handle": "posix_fd",
-         "rdma": False, "size": 2**29, "size_name": "workspace", "free": 2**27, "call": "cuMemCreate", "code": 2,
+         "rdma": False, "size": 2**29, "size_name": "workspace", "free": 2**27, "code": 2,
+         "call": "cuMemCreate",
          "name": "OUT_OF_MEMORY"}
     ]  # fmt: skip
     (check,) = failing(judge(examples.record(raw)))
