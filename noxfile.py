@@ -97,9 +97,22 @@ for _stack in STACKS:
             "verify-stack",
         ),
         ("patches", "Show the state of each patch of {}; `-- --against VERSION` for another one.", "patches"),
+        ("probe", "Try what the GPUs of this host really do in the image of {}.", "probe"),
         ("lock", "Resolve {} again and write its locks (wheels and base packages).", "lock"),
     ):
         _stack_session(_stack, _verb, _text.format(f"stack {_stack}"), _command)
+
+
+@nox.session(default=False)
+def doctor(session: nox.Session) -> None:
+    """Say what is wrong with a host and what to change: `-- [--host user@host] [--json]`."""
+    _toolkit(session, "doctor")
+
+
+@nox.session(default=False)
+def fit(session: nox.Session) -> None:
+    """Say before a pull whether a stack with a model fits a host: `-- STACK --weights-gib N`."""
+    _toolkit(session, "fit")
 
 
 @nox.session(default=False)
@@ -164,6 +177,13 @@ def container(session: nox.Session) -> None:
     """Run the tests that use a real Docker Engine."""
     _install(session)
     session.run("pytest", "tests/container", *session.posargs)
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a real GPU."""
+    _install(session)
+    session.run("pytest", "tests/gpu", *session.posargs)
 
 
 @nox.session(default=False)

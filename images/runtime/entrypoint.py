@@ -1,4 +1,4 @@
-"""Entrypoint of every image: `serve [ARGUMENT ...]`, `selftest [--json]`, or a program of the image.
+"""Entrypoint of every image: `serve [ARGUMENT ...]`, `selftest`, `probe`, or a program of the image.
 
 `serve` runs the engine with the stack's arguments; an argument that is given again replaces the stack's.
 """
@@ -33,20 +33,27 @@ def serve_argv(serve: dict[str, Any], given: list[str]) -> list[str]:
     return argv + given
 
 
+def commands() -> list[str]:
+    """Commands of this folder; a file with `_` in its name is a part of another one."""
+    return sorted(
+        path.stem for path in RUNTIME.glob("*.py") if "_" not in path.stem and path.stem != "entrypoint"
+    )
+
+
 def main() -> None:
     """Become the program that was asked for."""
     words = sys.argv[1:] or ["serve"]
     command, given = words[0], words[1:]
     if command == "serve":
         argv = serve_argv(json.loads(STACK.read_text(encoding="utf-8"))["serve"], given)
-    elif (RUNTIME / f"{command}.py").is_file():
+    elif command in commands():
         argv = [sys.executable, str(RUNTIME / f"{command}.py"), *given]
     else:
         argv = words
     try:
         os.execvp(argv[0], argv)
     except FileNotFoundError:
-        known = sorted({"serve", *(path.stem for path in RUNTIME.glob("*.py"))} - {"entrypoint"})
+        known = sorted(["serve", *commands()])
         print(f"error: no command {argv[0]!r} in this image; it has {', '.join(known)}", file=sys.stderr)
         sys.exit(127)
 

@@ -50,9 +50,12 @@ def test_the_image_serves_with_the_stacks_arguments_and_tests_itself(checkout):
     selftest = run_once(checkout.client, record.image_id, ["selftest"])
     assert selftest.exit_code == 0
     assert "PASS  packages" in selftest.stderr
+    probe = run_once(checkout.client, record.image_id, ["probe"])
+    assert probe.exit_code == 3
+    assert "no GPU can be used here" in probe.stderr
     unknown = run_once(checkout.client, record.image_id, ["no-such-command"])
     assert unknown.exit_code == 127
-    assert "it has selftest, serve" in unknown.stderr.replace("probe, ", "")
+    assert "it has serve, probe, selftest" in unknown.stderr
 
 
 def test_files_have_one_time_and_no_cache_or_secret_stays(checkout):
