@@ -14,6 +14,7 @@ import docker
 import pytest
 import requests
 
+from tests.programs import require_program
 from tests.wheelhouse import make_wheel
 from tooling.build import build
 from tooling.build.context import LABEL
@@ -262,6 +263,7 @@ def test_an_interrupted_build_leaves_no_container_no_name_and_no_process(checkou
 def private_engine():
     """A Docker Engine of this test's own: its process and the address of its socket."""
     # A bridge of its own: with `--bridge none` an engine deletes docker0, whoever's it is.
+    require_program("ip", "iproute2")
     bridge = f"bs{os.getpid()}"
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
     subprocess.run(["ip", "address", "add", "10.213.77.1/24", "dev", bridge], check=True)

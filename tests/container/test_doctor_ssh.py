@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.programs import require_program
 from tooling.cli import app
 from tooling.errors import CommandError
 from tooling.probe.collect import collect
 
 pytestmark = pytest.mark.container
-SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 
 
 def _free_port() -> int:
@@ -41,7 +41,8 @@ def _wait_for(port: int, child: "subprocess.Popen[bytes]") -> None:
 @pytest.fixture(scope="module")
 def ssh_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An sshd of our own, with its own keys, and a client configuration that reaches it as `here`."""
-    assert SSHD, "install openssh-server"
+    sshd = require_program("sshd", "openssh-server")
+    require_program("ssh", "openssh-client")
     home = tmp_path_factory.mktemp("sshd")
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / name], check=True)
@@ -58,7 +59,7 @@ def ssh_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f" IdentitiesOnly yes\n UserKnownHostsFile {home}/known\n StrictHostKeyChecking yes\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)  # its empty folder of privilege separation
-    child = subprocess.Popen([SSHD, "-D", "-e", "-f", home / "sshd_config"], stderr=subprocess.DEVNULL)
+    child = subprocess.Popen([sshd, "-D", "-e", "-f", home / "sshd_config"], stderr=subprocess.DEVNULL)
     try:
         _wait_for(port, child)
         yield home / "config"

@@ -1,6 +1,5 @@
 """The checks that run inside an image while it is built, on small trees."""
 
-import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch_build
 import yaml
 
+from tests.programs import require_program
 from tests.wheelhouse import make_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,8 +98,7 @@ def test_a_wheel_for_another_interpreter_is_found(site):
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two small shared libraries, one of which asks for symbols of the C library."""
-    if shutil.which("gcc") is None:
-        pytest.fail("gcc is needed for this test: apt-get install gcc libc6-dev")
+    require_program("gcc", "g++")
     folder = tmp_path_factory.mktemp("libraries")
     source = folder / "a.c"
     source.write_text(

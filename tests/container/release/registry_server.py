@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import time
@@ -20,6 +18,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.programs import require_program
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -31,15 +31,8 @@ HTPASSWD = "releaser:$2y$05$ticM7bj1GjVjw6ikiYHIxe1Iukco7nnJKmGG0eEMpDQ4RwP/owC3
 
 
 def install_registry() -> None:
-    """Install the package where it is missing and we may; otherwise the tests say what they need."""
-    if shutil.which(PROGRAM):
-        return
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        pytest.skip(f"{PROGRAM} is not installed (Debian: apt-get install {PROGRAM})")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update"], ["install", "-y", "--no-install-recommends", PROGRAM]):
-        subprocess.run(["apt-get", "-q", *command], check=True, env=environment, stdout=subprocess.DEVNULL)
-    assert shutil.which(PROGRAM), "the package was installed and the program is not there"
+    """Install the registry's package where it is missing."""
+    require_program(PROGRAM, PROGRAM)
 
 
 def free_port() -> int:
