@@ -56,7 +56,7 @@ def test_the_image_serves_with_the_stacks_arguments_and_tests_itself(checkout):
     assert "no GPU can be used here" in probe.stderr
     unknown = run_once(checkout.client, record.image_id, ["no-such-command"])
     assert unknown.exit_code == 127
-    assert "it has serve, probe, selftest" in unknown.stderr
+    assert "it has probe, selftest, serve" in unknown.stderr
 
 
 def test_files_have_one_time_and_no_cache_or_secret_stays(checkout):
