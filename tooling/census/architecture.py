@@ -1,4 +1,4 @@
-"""Architectures and PTX releases for the host side; the rules of what runs where are the reader's `compatibility`.
+"""Architectures and PTX releases for the host side; what runs where is the reader's `compatibility`.
 
 Images get that module and its table along with the reader, so that there is one of them.
 """

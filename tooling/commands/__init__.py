@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tooling.commands import census
+from tooling.commands import census, prune
 
 if TYPE_CHECKING:
     import typer
@@ -17,4 +17,4 @@ class CommandModule(Protocol):
         """Add the commands."""
 
 
-COMMAND_MODULES: tuple[CommandModule, ...] = (census,)
+COMMAND_MODULES: tuple[CommandModule, ...] = (census, prune)

@@ -1,9 +1,9 @@
 """What stays of the fat binaries of a file: pure decisions, no file is touched here.
 
 A container keeps its address, since the program points at it, and its entries move together behind its header
-in their old order, as `nvprune` does it for object files. All fields of an entry are relative to the entry or say
-nothing of places, and containers begin on any multiple of 8, so that an entry may begin on any other one too.
-What is behind the last entry reads as zeros.
+in their old order, as `nvprune` does it for object files. All fields of an entry are relative to the entry or
+say nothing of places, and containers begin on any multiple of 8, so that an entry may begin on any other one
+too. What is behind the last entry reads as zeros.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Policy(NamedTuple):
 
     Attributes:
         targets: The devices that the code must go on serving; at least one.
-        drop_ptx: Patterns of files in which PTX goes where machine code in the same container serves every target.
+        drop_ptx: Patterns of files whose PTX goes where machine code in the same container serves every target.
         embedded: Patterns of files whose embedded containers are pruned too, by zeroing payloads.
         delete: Patterns of files that are deleted, which they may be only without code for any target.
         skip: Patterns of files that are left as they are.
@@ -112,7 +112,8 @@ def slim(container: Container, policy: Policy, *, drop_ptx: bool = False) -> Sli
         NotUnderstoodError: Its parts are not where such a container has them.
     """
     without_ptx = drop_ptx and _dispensable(container, policy.targets)
-    kept, removed = [], []
+    kept: list[Entry] = []
+    removed: list[Entry] = []
     for entry in container.entries:
         stays = serves(entry, policy.targets) and not (without_ptx and entry.kind == "ptx")
         (kept if stays else removed).append(entry)

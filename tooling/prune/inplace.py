@@ -1,6 +1,6 @@
-"""Prune the libraries of a tree in place: `python -m tooling.prune.inplace --keep sm_120 --report out.json DIR`.
+"""Prune the libraries of a tree in place: `python -m tooling.prune.inplace --keep sm_120 --report R.json DIR`.
 
-Runs inside an image build with that image's Python and nothing else. The report says, for the same input, the same
+Runs inside an image build with that image's Python and nothing else. For the same input the report is the same
 to the byte, since it becomes part of a layer.
 """
 
@@ -59,7 +59,7 @@ def prune(
         paths: Files and folders.
         policy: What is kept.
         previous: The report of an earlier run over the same place; what it did is carried over.
-        partial: The tree is one of several, so nothing to prune in it, or a pattern without a match, is no error.
+        partial: The tree is one of several, so that nothing to prune, or a pattern without match, is no error.
         progress: Is told each file that was changed.
 
     Returns:
@@ -80,25 +80,26 @@ def prune(
         if record["status"] in ("pruned", "deleted") and not record["earlier"]:
             less = record["bytes_before"] - record["bytes_after"]
             progress(f"{record['status']} {record['path']}: {less} bytes less")
-    files += [file for file in earlier.values() if file["status"] == "deleted"]
+    files += [{**file, "earlier": True} for file in earlier.values() if file["status"] == "deleted"]
     files.sort(key=lambda file: str(file["path"]))
-    report = {
+    keep = [str(target) for target in policy.targets]
+    report: dict[str, Any] = {
         "format": FORMAT,
         "root": printable(root),
-        "keep": [str(target) for target in policy.targets],
+        "keep": keep,
         "files": files,
         "unread": unread,
         "totals": totals(files),
     }
     changed = sum(file["status"] in ("pruned", "deleted") and not file["earlier"] for file in files)
     if not changed and not partial:
-        raise PruneError(_nothing(files, unread, report["keep"]))
+        raise PruneError(_nothing(files, unread, keep))
     return report
 
 
 def totals(files: Iterable[dict[str, Any]]) -> dict[str, int]:
     """Sums over the files of a report: how many of each status, and bytes."""
-    count: Counter[str] = Counter({status: 0 for status in ("pruned", "unchanged", "skipped", "deleted")})
+    count: Counter[str] = Counter(dict.fromkeys(("pruned", "unchanged", "skipped", "deleted"), 0))
     for file in files:
         count[file["status"]] += 1
         for field, value in file.items():
@@ -204,7 +205,9 @@ def _digest(file: Any) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _record(item: Found, status: str, policy: Policy, *, after: int | None = None, **fields: Any) -> dict[str, Any]:
+def _record(
+    item: Found, status: str, policy: Policy, *, after: int | None = None, **fields: Any
+) -> dict[str, Any]:
     entries = [entry for container in item.code.containers for entry in container.entries]
     left = [] if status == "deleted" else foreign(item.code.containers, policy)
     record: dict[str, Any] = {
@@ -281,7 +284,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("paths", nargs="+", metavar="FILE|DIR")
     parser.add_argument("--keep", action="append", required=True, help="target, e.g. sm_120; repeatable")
     parser.add_argument("--report", help="JSON report; one of an earlier run there is carried on")
-    parser.add_argument("--partial", action="store_true", help="one of several trees: nothing to prune is no error")
+    parser.add_argument(
+        "--partial", action="store_true", help="one of several trees: nothing to prune is no error"
+    )
     for field in PATTERN_FIELDS:
         parser.add_argument(f"--{field.replace('_', '-')}", action="append", default=[], metavar="PATTERN")
     return parser.parse_args(argv)

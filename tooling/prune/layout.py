@@ -1,9 +1,9 @@
 """Program headers and sections of a shared library, and the same library with ranges of its file taken out.
 
 Sources: System V ABI (gABI), chapters 4 and 5; its AMD64 and AArch64 supplements for the page sizes; the loader
-of the GNU C library (`elf/dl-load.c`, `elf/dl-map-segments.h`) for what it accepts. No address changes: a segment
-is split around each range, and the loader fills the gap with zero pages as it does for `.bss`, which the GNU
-loader does for read-only segments too.
+of the GNU C library (`elf/dl-load.c`, `elf/dl-map-segments.h`) for what it accepts. No address changes: a
+segment is split around each range, and the loader fills the gap with zero pages as it does for `.bss`, which
+the GNU loader does for read-only segments too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tooling.prune.refusal import NotUnderstoodError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tooling.census.reader.span import Span
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 PAGE_SIZES = {62: 4096, 183: 65536}
 ET_DYN = 3
 PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_PHDR = 1, 2, 3, 6
-SHT_PROGBITS, SHT_NOBITS = 1, 8
+SHT_NULL, SHT_PROGBITS, SHT_NOBITS = 0, 1, 8
 SHF_WRITE, SHF_ALLOC = 1, 2
-PF_WRITE = 2
-#: From these numbers on the ELF header cannot hold the count itself.
+PF_WRITE, PF_READ = 2, 4
+#: From the next number on the ELF header cannot hold the count itself.
 _MAX_SEGMENTS = 0xFFFE
-_MAX_SECTIONS = 0xFEFF
+_TABLE_ALIGNMENT = 8
 _IDENT_64_LITTLE = b"\x7fELF\x02\x01\x01"
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -124,12 +124,10 @@ class Shrunk(NamedTuple):
     Attributes:
         layout: Of the new file.
         holes: Ranges of the old file that are gone, in rising order.
-        table: Range of the old file, inside what is zero there now, whose place the program headers take.
     """
 
     layout: Layout
     holes: tuple[Range, ...]
-    table: Range
 
     def moved(self, offset: int) -> int:
         """Where a byte of the old file is in the new one."""
@@ -206,7 +204,7 @@ def shrink(layout: Layout, free: Sequence[Range], least: int) -> Shrunk:
 
     Args:
         layout: The library.
-        free: Ranges of the file that will be zero and that nothing needs, in rising order, each inside a section
+        free: Ranges of the file that will be zero and that nothing needs, in rising order, each in a section
             that `segment_of` found to be read-only.
         least: Smallest range that is worth a segment of its own, bytes.
 
@@ -217,17 +215,11 @@ def shrink(layout: Layout, free: Sequence[Range], least: int) -> Shrunk:
         raise NotUnderstoodError("a program, which the kernel loads and not the GNU loader")
     page = layout.page
     aligned = [Range(-(-start // page) * page, end // page * page) for start, end in free]
-    holes = [hole for hole in aligned if hole.end - hole.start >= max(least, page)]
+    holes = tuple(hole for hole in aligned if hole.end - hole.start >= max(least, page))
     if not holes:
         raise NotUnderstoodError(f"no unused range is as large as {least} bytes")
-    room = -(-(len(layout.segments) + len(holes)) * _SEGMENT.size // page) * page
-    largest = max(range(len(holes)), key=lambda index: holes[index].end - holes[index].start)
-    table = Range(holes[largest].start, holes[largest].start + room)
-    if table.end >= holes[largest].end:
-        raise NotUnderstoodError("no unused range has room for the program headers")
-    holes[largest] = Range(table.end, holes[largest].end)
-    _check_free(layout, [*holes, table])
-    return _shrunk(layout, tuple(holes), table)
+    _check_free(layout, holes)
+    return _shrunk(layout, holes)
 
 
 def _check_free(layout: Layout, ranges: Sequence[Range]) -> None:
@@ -239,7 +231,10 @@ def _check_free(layout: Layout, ranges: Sequence[Range]) -> None:
         Range(header.shoff, header.shoff + header.shnum * _SECTION.size),
         *(Range(s.offset, s.file_end) for s in layout.segments if s.type != PT_LOAD),
     ]
-    holders = [Range(s.offset, s.file_end) for s in (*layout.loads(), *layout.sections)]
+    holders = [
+        *(Range(s.offset, s.file_end) for s in layout.loads()),
+        *(Range(s.offset, s.file_end) for s in layout.sections),
+    ]
     ordered = sorted(ranges)
     starts = [item.start for item in ordered]
     for start, end in taken:
@@ -258,10 +253,7 @@ def _gone(holes: Sequence[Range], offset: int) -> int:
     return sum(hole.end - hole.start for hole in holes[: bisect_right(holes, (offset, 0))])
 
 
-def _shrunk(layout: Layout, holes: tuple[Range, ...], table: Range) -> Shrunk:
-    header = layout.header
-    removed = sum(hole.end - hole.start for hole in holes)
-
+def _shrunk(layout: Layout, holes: tuple[Range, ...]) -> Shrunk:
     def moved(offset: int) -> int:
         return offset - _gone(holes, offset)
 
@@ -273,33 +265,47 @@ def _shrunk(layout: Layout, holes: tuple[Range, ...], table: Range) -> Shrunk:
             segments.append(segment._replace(offset=moved(segment.offset)))
     if max(s.alignment for s in segments if s.type == PT_LOAD) != max(s.alignment for s in layout.loads()):
         raise NotUnderstoodError("its largest alignment would be lost")
-    place = next(s for s in layout.loads() if s.offset <= table.start < s.file_end)
-    address = table.start - place.offset + place.address
-    size = len(segments) * _SEGMENT.size
-    segments = [
-        s._replace(
-            offset=moved(table.start), address=address, physical=address, file_size=size, memory_size=size
+    # A section with holes keeps one row: it is in one piece in the file, where tools look for it; only the
+    # segments say that its parts have gaps between them in memory.
+    rows = tuple(
+        row
+        if row.type == SHT_NULL
+        else row._replace(
+            offset=moved(row.offset),
+            size=row.size if row.type == SHT_NOBITS else moved(row.file_end) - moved(row.offset),
         )
-        if s.type == PT_PHDR
-        else s
-        for s in segments
-    ]
-    rows, more = [], []
-    for row in layout.sections:
-        parts = _parts(row, sorted((*holes, table)))
-        rows.append(row._replace(offset=moved(parts[0].offset), size=parts[0].size))
-        more.extend(part._replace(offset=moved(part.offset)) for part in parts[1:])
-    rows += more
-    if len(rows) > _MAX_SECTIONS or len(segments) > _MAX_SEGMENTS:
-        raise NotUnderstoodError(f"{len(segments)} segments or {len(rows)} sections are too many")
-    shoff = _section_table(layout, moved)
-    new = header._replace(phoff=moved(table.start), phnum=len(segments), shoff=shoff, shnum=len(rows))
-    size = max(layout.size - removed, shoff + len(rows) * _SECTION.size)
-    return Shrunk(Layout(size, new, tuple(segments), tuple(rows)), holes, table)
+        for row in layout.sections
+    )
+    header = layout.header
+    end = moved(layout.size)
+    if _table_is_last(layout):
+        end = moved(header.shoff)
+    phoff = -(-end // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT
+    segments = _with_table(layout, segments, phoff)
+    if len(segments) > _MAX_SEGMENTS:
+        raise NotUnderstoodError(f"{len(segments)} segments are too many")
+    shoff = phoff + len(segments) * _SEGMENT.size
+    new = header._replace(phoff=phoff, phnum=len(segments), shoff=shoff)
+    return Shrunk(Layout(shoff + len(rows) * _SECTION.size, new, tuple(segments), rows), holes)
+
+
+def _with_table(layout: Layout, segments: list[Segment], offset: int) -> list[Segment]:
+    """The program headers with one more, behind all others in memory, that maps them themselves.
+
+    The loader would make do with headers that are not mapped, but some programs look for them in memory.
+    """
+    size = (len(segments) + 1) * _SEGMENT.size
+    end = max(segment.address + segment.memory_size for segment in layout.loads())
+    address = -(-end // layout.page) * layout.page + offset % layout.page
+    place = {"offset": offset, "address": address, "physical": address, "file_size": size, "memory_size": size}
+    table = Segment(PT_LOAD, PF_READ, 0, 0, 0, 0, 0, layout.page)._replace(**place)
+    last = max(index for index, segment in enumerate(segments) if segment.type == PT_LOAD)
+    moved = [segment._replace(**place) if segment.type == PT_PHDR else segment for segment in segments]
+    return [*moved[: last + 1], table, *moved[last + 1 :]]
 
 
 def _split(segment: Segment, holes: Sequence[Range], page: int) -> list[Segment]:
-    """A mapped segment as one for each run of bytes that is left of it, the gap behind it made of zero pages."""
+    """A mapped segment as one for each run of bytes that is left of it, each with zero pages for its gap."""
     inside = [hole for hole in holes if segment.offset <= hole.start and hole.end <= segment.file_end]
     starts = [segment.offset, *(hole.end for hole in inside)]
     ends = [*(hole.start for hole in inside), segment.file_end]
@@ -318,9 +324,7 @@ def _split(segment: Segment, holes: Sequence[Range], page: int) -> list[Segment]
                 file_size=end - start,
                 memory_size=end - start + behind,
                 # Address and offset must agree modulo the alignment, which is a power of two.
-                alignment=min(segment.alignment, difference & -difference)
-                if difference
-                else segment.alignment,
+                alignment=min(segment.alignment, difference & -difference) if difference else segment.alignment,
             )
         )
         if parts[-1].alignment < page:
@@ -328,25 +332,8 @@ def _split(segment: Segment, holes: Sequence[Range], page: int) -> list[Segment]
     return parts
 
 
-def _parts(row: SectionRow, gaps: Sequence[Range]) -> list[SectionRow]:
-    """A section as one row for each run of bytes that is left of it; offsets are those of the old file."""
-    inside = [gap for gap in gaps if row.offset <= gap.start and gap.end <= row.file_end]
-    if not inside:
-        return [row]
-    starts = [row.offset, *(gap.end for gap in inside)]
-    ends = [*(gap.start for gap in inside), row.file_end]
-    return [
-        row._replace(address=row.address + start - row.offset, offset=start, size=end - start)
-        for start, end in zip(starts, ends, strict=True)
-        if start < end
-    ]
-
-
-def _section_table(layout: Layout, moved: Callable[[int], int]) -> int:
-    """Where the new, longer section table begins: in the old one's place if that is at the end, else behind all."""
-    header = layout.header
-    end = header.shoff + header.shnum * _SECTION.size
-    mapped = any(s.offset < end and header.shoff < s.file_end for s in layout.loads())
-    if end == layout.size and not mapped:
-        return moved(header.shoff)
-    return -(-moved(layout.size) // 8) * 8
+def _table_is_last(layout: Layout) -> bool:
+    """Whether the section table may give up its place: it is not mapped, and nothing follows."""
+    start = layout.header.shoff
+    end = start + len(layout.sections) * _SECTION.size
+    return end == layout.size and not any(s.offset < end and start < s.file_end for s in layout.loads())

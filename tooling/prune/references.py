@@ -1,7 +1,7 @@
 """What in a shared library points into its device code: each pointer must be to the start of a container.
 
 A pointer to anywhere else would say that somebody knows the inside of a container, and then it must not change.
-Sources: gABI, chapter 5 (dynamic section, relocations, relative relocations DT_RELR); AMD64 and AArch64 supplements.
+Sources: gABI, chapter 5 (dynamic section, relocations, DT_RELR); AMD64 and AArch64 supplements.
 """
 
 from __future__ import annotations
@@ -62,16 +62,7 @@ def _pointers(span: Span, layout: Layout, area: tuple[int, int]) -> Iterator[tup
     tags = _dynamic(span, layout)
     if _DT_TEXTREL in tags or tags.get(_DT_FLAGS, 0) & _DF_TEXTREL or _DT_REL in tags:
         raise NotUnderstoodError("it has relocations in read-only segments, or without addends")
-    least, most = area
-    if size := tags.get(_DT_RELASZ, 0):
-        if tags.get(_DT_RELAENT, _RELA.size) != _RELA.size:
-            raise NotUnderstoodError("relocations of another size")
-        table = span.bytes_at(_offset(layout, tags.get(_DT_RELA, 0), size), size, "relocations")
-        for place, _, addend in _RELA.iter_unpack(table[: size - size % _RELA.size]):
-            if least <= addend < most:
-                yield "a relocation", addend
-            if least <= place < most:
-                yield "a relocation's place", place
+    yield from _with_addend(span, layout, tags, area)
     if size := tags.get(_DT_RELRSZ, 0):
         start = _offset(layout, tags.get(_DT_RELR, 0), size)
         for place in _relative(span.bytes_at(start, size - size % 8, "relative relocations")):
@@ -81,6 +72,24 @@ def _pointers(span: Span, layout: Layout, area: tuple[int, int]) -> Iterator[tup
         if section.type == _SHT_DYNSYM:
             rows = span.bytes_at(section.offset, section.size - section.size % _SYMBOL.size, "symbols")
             yield from (("a symbol", row[4]) for row in _SYMBOL.iter_unpack(rows) if row[3])
+
+
+def _with_addend(
+    span: Span, layout: Layout, tags: dict[int, int], area: tuple[int, int]
+) -> Iterator[tuple[str, int]]:
+    """Addends and places of DT_RELA inside the area."""
+    size = tags.get(_DT_RELASZ, 0)
+    if not size:
+        return
+    if tags.get(_DT_RELAENT, _RELA.size) != _RELA.size:
+        raise NotUnderstoodError("relocations of another size")
+    least, most = area
+    table = span.bytes_at(_offset(layout, tags.get(_DT_RELA, 0), size), size, "relocations")
+    for place, _, addend in _RELA.iter_unpack(table[: size - size % _RELA.size]):
+        if least <= addend < most:
+            yield "a relocation", addend
+        if least <= place < most:
+            yield "a relocation's place", place
 
 
 def _dynamic(span: Span, layout: Layout) -> dict[int, int]:

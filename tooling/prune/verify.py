@@ -36,19 +36,19 @@ def verify(old: Span, new: Span, plan: Plan) -> None:
     changed = [Range(change.start, change.end) for change in plan.replacements(old.data)]
     if plan.shrunk:
         changed.insert(0, Range(0, plan.layout.header.ehsize))
-        tables = dict(zip(("phoff", "shoff", "phnum", "shnum"), (0,) * 4, strict=True))
-        if plan.layout.header._replace(**tables) != layout.header._replace(**tables):
+        before, after = (item.header._replace(phoff=0, shoff=0, phnum=0) for item in (plan.layout, layout))
+        if before != after:
             raise NotUnderstoodError("the ELF header changed in more than its tables")
     for segment in plan.layout.loads():
         for start, end in _outside(Range(segment.offset, segment.file_end), changed):
             shift = segment.address - segment.offset
             if not _same(old, new, layout, Range(start, end), start + shift):
                 raise NotUnderstoodError(f"bytes at address {start + shift:#x} changed")
-    for before, after in zip(plan.layout.sections, layout.sections, strict=False):
-        if before.type == SHT_NOBITS or before.flags & SHF_ALLOC:
+    for row, new_row in zip(plan.layout.sections, layout.sections, strict=True):
+        if row.type == SHT_NOBITS or row.flags & SHF_ALLOC:
             continue
-        if _read(old, before.offset, before.size) != _read(new, after.offset, after.size):
-            raise NotUnderstoodError(f"the section at {before.offset:#x} changed")
+        if _read(old, row.offset, row.size) != _read(new, new_row.offset, new_row.size):
+            raise NotUnderstoodError(f"the section at {row.offset:#x} changed")
     _compare_code(old, new, plan, layout)
 
 
@@ -98,7 +98,7 @@ def _entries(span: Span, container: Container) -> list[bytes]:
 
 
 def _compare_code(old: Span, new: Span, plan: Plan, layout: Layout) -> None:
-    """Each container is where it was, and has the entries that were to stay, byte by byte and in their order."""
+    """Each container is where it was, and has the entries that were to stay, byte by byte and in order."""
     after = {
         _address(layout, container.offset): container
         for container in read_bytes(new.data, "elf").containers
@@ -114,4 +114,6 @@ def _compare_code(old: Span, new: Span, plan: Plan, layout: Layout) -> None:
         expected = [old.data[entry.header_offset : entry.end] for entry in stay if entry.payload_size]
         found = after.get(_address(plan.layout, container.offset))
         if found is None or _entries(new, found) != expected:
-            raise NotUnderstoodError(f"the container at {container.offset:#x} has not the code that was to stay")
+            raise NotUnderstoodError(
+                f"the container at {container.offset:#x} has not the code that was to stay"
+            )
