@@ -1,9 +1,9 @@
 """Prune what an image layer installed: prune.py POLICY.json TREE REPORT.json, in the RUN of the installation.
 
-A layer of its own would keep the unpruned files below it. `tooling/`, the part of the toolkit that needs only
-Python, lies beside this file. The report of the layers before is carried on, so that after the last layer it says
-of every file what its wheel had and what is there. A layer without device code is no error here; that nothing was
-pruned in the whole image is found from the last report (`tooling.prune.run.check_whole`).
+A layer of its own would keep the unpruned files below it. `tooling/`, the part of the toolkit that needs no
+other package, lies beside this file. The report of the layers before is carried on, so that after the last
+layer it says of every file what its wheel had and what is there. A layer without device code is no error here;
+that nothing was pruned in the whole image is found from the last report (`tooling.prune.run.check_whole`).
 """
 
 from __future__ import annotations

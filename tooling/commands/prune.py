@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  # typer reads the annotations
+from pathlib import Path  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,7 +50,9 @@ def prune_command(
 
 
 def _table(report: PruneReport) -> Table:
-    table = Table("file", "", "MB before", "MB after", "MB kept", "MB left for others", "", title=report.root)
+    table = Table(title=report.root)
+    for name in ("file", "", "MB before", "MB after", "MB kept", "MB left for others", ""):
+        table.add_column(name, overflow="fold", justify="right" if name.startswith("MB") else "left")
     for file in report.files:
         if file.status == "unchanged" and not file.bytes_foreign_left:
             continue

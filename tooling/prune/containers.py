@@ -9,7 +9,6 @@ too. What is behind the last entry reads as zeros.
 from __future__ import annotations
 
 import struct
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 from tooling.census.reader import fatbin
@@ -18,7 +17,7 @@ from tooling.prune.refusal import NotUnderstoodError
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from tooling.census.reader.compatibility import Architecture
     from tooling.census.reader.fatbin import Container, Entry
@@ -84,11 +83,6 @@ class Slimmed(NamedTuple):
         stub = self.stub.header_size if self.stub else 0
         kept = sum(entry.end - entry.header_offset for entry in self.kept)
         return self.container.offset + self.container.header_size + stub + kept
-
-
-def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a path, or its end from some folder on, fits one of the patterns."""
-    return any(fnmatchcase(f"/{path}", f"*/{pattern.removeprefix('/')}") for pattern in patterns)
 
 
 def serves(entry: Entry, targets: Sequence[Architecture]) -> bool:

@@ -183,20 +183,26 @@ def _check_segments(layout: Layout) -> None:
             raise NotUnderstoodError(f"segments at {before.address:#x} and {after.address:#x} overlap")
 
 
-def segment_of(layout: Layout, section: SectionRow) -> Segment:
-    """The read-only segment that a section lies in.
+def mapped_parts(layout: Layout, section: SectionRow) -> list[tuple[Range, int]]:
+    """Where a read-only section is in memory: ranges of the file with the address that each begins at.
+
+    One, except after an earlier pruning, which split the segment.
 
     Raises:
-        NotUnderstoodError: It can be written to, or no segment holds all of it at its address.
+        NotUnderstoodError: It can be written to, or is not mapped as a whole from its address on.
     """
+    parts = []
+    at = section.offset
     for segment in layout.loads():
-        if segment.offset <= section.offset and section.file_end <= segment.file_end:
-            if section.address - section.offset != segment.address - segment.offset:
-                break
+        if segment.offset <= at < min(segment.file_end, section.file_end):
             if (section.flags & (SHF_WRITE | SHF_ALLOC)) != SHF_ALLOC or segment.flags & PF_WRITE:
                 raise NotUnderstoodError(f"the section at {section.offset:#x} can be written to")
-            return segment
-    raise NotUnderstoodError(f"the section at {section.offset:#x} is not inside one segment")
+            end = min(segment.file_end, section.file_end)
+            parts.append((Range(at, end), at - segment.offset + segment.address))
+            at = end
+    if at != section.file_end or not parts or parts[0][1] != section.address:
+        raise NotUnderstoodError(f"the section at {section.offset:#x} is not mapped where it says")
+    return parts
 
 
 def shrink(layout: Layout, free: Sequence[Range], least: int) -> Shrunk:
@@ -205,7 +211,7 @@ def shrink(layout: Layout, free: Sequence[Range], least: int) -> Shrunk:
     Args:
         layout: The library.
         free: Ranges of the file that will be zero and that nothing needs, in rising order, each in a section
-            that `segment_of` found to be read-only.
+            that `mapped_parts` found to be read-only.
         least: Smallest range that is worth a segment of its own, bytes.
 
     Raises:
@@ -243,7 +249,7 @@ def _check_free(layout: Layout, ranges: Sequence[Range]) -> None:
             raise NotUnderstoodError(f"something at {start:#x} lies in a range that seemed unused")
     for item in ordered:
         around = [holder for holder in holders if holder.start < item.end and item.start < holder.end]
-        if len(around) != 2 or any(h.start > item.start or h.end < item.end for h in around):  # noqa: PLR2004
+        if len(around) != 2 or any(h.start > item.start or h.end < item.end for h in around):
             raise NotUnderstoodError(
                 f"the unused range at {item.start:#x} is not in one section of one segment"
             )

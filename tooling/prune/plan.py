@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tooling.census.reader import elf, fatbin
-from tooling.prune.containers import Slimmed, is_embedded, matches, new_head, serves, slim
+from tooling.census.reader.scan import matches
+from tooling.prune.containers import Slimmed, is_embedded, new_head, serves, slim
 from tooling.prune.layout import (
     SHT_PROGBITS,
     Layout,
     Range,
-    SectionRow,
     Shrunk,
+    mapped_parts,
     read_layout,
-    segment_of,
     shrink,
 )
 from tooling.prune.references import check_references
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tooling.prune.containers import Policy
 
 #: Smallest range that is cut out of a file, bytes; smaller ones stay as zeros. Each range costs a program
-#: header and two mappings at run time, of which a process may have 65,530 (vm.max_map_count). Over all libraries
-#: of a CUDA 13 stack, 4 KiB makes 3,400 ranges and frees 2,390 MB, 64 KiB makes 2,283 and frees 2,359 MB.
+#: header and two mappings at run time, of which a process may have 65,530 (vm.max_map_count). Over the
+#: libraries of one CUDA 13 stack, 4 KiB makes 3,400 ranges and frees 2,390 MB, 64 KiB 2,283 and 2,359 MB.
 LEAST_HOLE = 1 << 16
 
 
@@ -137,27 +137,24 @@ def make_plan(span: Span, name: str, code: DeviceCode, policy: Policy) -> Plan |
 
 def _check_containers(span: Span, layout: Layout, containers: list[Container]) -> None:
     """Nothing but the starts of the containers may be pointed at."""
-    sections = _sections(span, layout)
+    parts = _mapped_code(span, layout)
     addresses = set()
     for container in containers:
-        section = next((s for s in sections if s.offset <= container.offset < s.file_end), None)
-        if section is None:
+        part = next(((file, at) for file, at in parts if file.start <= container.offset < file.end), None)
+        if part is None:
             raise NotUnderstoodError(f"the container at {container.offset:#x} is in no section of its kind")
-        addresses.add(container.offset - section.offset + section.address)
-    ranges = [(section.address, section.address + section.size) for section in sections]
-    check_references(span, layout, ranges, addresses)
+        addresses.add(container.offset - part[0].start + part[1])
+    check_references(span, layout, [(at, at + file.end - file.start) for file, at in parts], addresses)
 
 
-def _sections(span: Span, layout: Layout) -> list[SectionRow]:
-    """The sections that the CUDA runtime or the device linker takes code from."""
-    named = elf.read_elf(span)
+def _mapped_code(span: Span, layout: Layout) -> list[tuple[Range, int]]:
+    """The sections that the CUDA runtime or the device linker takes code from, with their addresses."""
     found = []
-    for row, section in zip(layout.sections, named.sections, strict=True):
+    for row, section in zip(layout.sections, elf.read_elf(span).sections, strict=True):
         if section.name in fatbin.SECTIONS and row.size:
             if row.type != SHT_PROGBITS:
                 raise NotUnderstoodError(f"section {section.name} is of type {row.type}")
-            segment_of(layout, row)
-            found.append(row)
+            found.extend(mapped_parts(layout, row))
     return found
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from tooling.census.reader.scan import matches
 from tooling.errors import CheckError, InputError
-from tooling.prune.containers import matches
 from tooling.prune.inplace import PATTERN_FIELDS, PruneError, load_report, prune, save_report
 from tooling.prune.records import PruneReport, PruneRules
 

@@ -39,17 +39,29 @@ def verify(old: Span, new: Span, plan: Plan) -> None:
         before, after = (item.header._replace(phoff=0, shoff=0, phnum=0) for item in (plan.layout, layout))
         if before != after:
             raise NotUnderstoodError("the ELF header changed in more than its tables")
-    for segment in plan.layout.loads():
+    _compare_memory(old, new, plan.layout, layout, changed)
+    _compare_unmapped(old, new, plan.layout, layout, changed)
+    _compare_code(old, new, plan, layout)
+
+
+def _compare_memory(old: Span, new: Span, before: Layout, after: Layout, changed: list[Range]) -> None:
+    """All that is mapped has its old address and content."""
+    for segment in before.loads():
+        shift = segment.address - segment.offset
         for start, end in _outside(Range(segment.offset, segment.file_end), changed):
-            shift = segment.address - segment.offset
-            if not _same(old, new, layout, Range(start, end), start + shift):
+            if not _same(old, new, after, Range(start, end), start + shift):
                 raise NotUnderstoodError(f"bytes at address {start + shift:#x} changed")
-    for row, new_row in zip(plan.layout.sections, layout.sections, strict=True):
+
+
+def _compare_unmapped(old: Span, new: Span, before: Layout, after: Layout, changed: list[Range]) -> None:
+    """Sections that are only in the file have their old content."""
+    for row, new_row in zip(before.sections, after.sections, strict=True):
         if row.type == SHT_NOBITS or row.flags & SHF_ALLOC:
             continue
-        if _read(old, row.offset, row.size) != _read(new, new_row.offset, new_row.size):
-            raise NotUnderstoodError(f"the section at {row.offset:#x} changed")
-    _compare_code(old, new, plan, layout)
+        for start, end in _outside(Range(row.offset, row.file_end), changed):
+            place = new_row.offset + start - row.offset
+            if _read(old, start, end - start) != _read(new, place, end - start):
+                raise NotUnderstoodError(f"the section at {row.offset:#x} changed")
 
 
 def _outside(whole: Range, parts: Iterable[Range]) -> Iterator[Range]:
@@ -117,3 +129,6 @@ def _compare_code(old: Span, new: Span, plan: Plan, layout: Layout) -> None:
             raise NotUnderstoodError(
                 f"the container at {container.offset:#x} has not the code that was to stay"
             )
+    for entry in plan.zeroed:
+        if _read(new, plan.moved(entry.payload_offset), entry.payload_size).strip(b"\0"):
+            raise NotUnderstoodError(f"the embedded code at {entry.payload_offset:#x} is still there")
