@@ -25,7 +25,7 @@ def _bootstrap() -> None:
     python = home / "bin" / "python"
     stamp = home / "lock"
     if not stamp.is_file() or stamp.read_bytes() != LOCK.read_bytes():
-        print("first run: making an environment with nox and uv ...", file=sys.stderr, flush=True)
+        print("first run: making an environment with nox and uv ...", file=sys.stderr, flush=True)  # noqa: T201
         try:
             venv.create(home, clear=True, with_pip=True)
         except (subprocess.CalledProcessError, OSError) as error:
@@ -51,7 +51,7 @@ def _bootstrap() -> None:
 if __name__ == "__main__":
     _bootstrap()
 
-import nox
+import nox  # noqa: E402
 
 nox.needs_version = ">=2026.10"
 nox.options.default_venv_backend = "uv|virtualenv"

@@ -95,7 +95,7 @@ def stream(
         )
     except FileNotFoundError as error:
         raise CommandError(f"program {argv[0]!r} is not installed", fix=f"install {argv[0]}") from error
-    assert child.stdout is not None  # PIPE was asked for
+    assert child.stdout is not None  # noqa: S101  # PIPE was asked for
     try:
         for line in child.stdout:
             on_line(line.rstrip("\n"))

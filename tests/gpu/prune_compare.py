@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "torchgen", "functorch", "nvidia", "cusparselt")
 #: Parts of names of libraries that must come from the side's own folder.
-MUST_MAP = ("libtorch_cuda.so", "libcublas.so", "libcublasLt.so", "libcudnn_", "libcufft.so", "libcusparse.so")
+MUST_MAP: tuple[str, ...] = (
+    "libtorch_cuda.so",
+    "libcublas.so",
+    "libcublasLt.so",
+    "libcudnn_",
+    "libcufft.so",
+    "libcusparse.so",
+)
 MUST_MAP += ("libcusolver.so", "libnccl.so")
 #: A result with fewer different values could be equal by chance.
 LEAST_DISTINCT = 10
@@ -70,6 +77,9 @@ def products() -> dict[str, Callable[[], Any]]:
         dense = randn(rows, columns)
         return torch.where(dense > 1, dense, torch.zeros_like(dense)).to_sparse_csr()
 
+    def sparse_product() -> Any:
+        return (sparse(200, 300) @ sparse(300, 100)).to_dense()
+
     def semi_structured() -> Any:
         pattern = torch.tensor([0, 0, 1, 1], dtype=torch.float16, device="cuda").tile(256, 128)
         weights = torch.sparse.to_sparse_semi_structured(randn(256, 512, dtype="float16") * pattern)
@@ -89,7 +99,7 @@ def products() -> dict[str, Callable[[], Any]]:
         ),
         "fp8 matmul": fp8,
         "sparse dense": lambda: sparse(500, 400) @ randn(400, 64),
-        "sparse sparse": lambda: (sparse(200, 300) @ sparse(300, 100)).to_dense(),
+        "sparse sparse": sparse_product,
         "semi-structured sparse": semi_structured,
     }
 
@@ -268,7 +278,7 @@ def difference(name: str, before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def make_pruned(original: Path, place: Path, toolkit: Path, keep: str) -> dict[str, int]:
-    """Hard links (else copies) of the packages in another folder, pruned there; the originals stay untouched."""
+    """Hard links (else copies) of the packages in another folder, pruned there; the originals stay."""
     for package in (*PACKAGES, *(path.name for path in original.glob("*.libs"))):
         if (original / package).is_dir():
             shutil.copytree(original / package, place / package, copy_function=link_or_copy, symlinks=True)
@@ -308,7 +318,7 @@ def main() -> int:
     parser.add_argument("--side", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        print(json.dumps(one_side(arguments.side)))
+        print(json.dumps(one_side(arguments.side)))  # noqa: T201
         return 0
     if not (arguments.make or arguments.pruned):
         parser.error("name the pruned folder, or --make one")
@@ -331,7 +341,7 @@ def main() -> int:
         **{name: [before[name], after[name]] for name in ("torch", "gpu", "import_s", "total_s", "mappings")},
         "results": {"original": before["results"], "pruned": after["results"]},
     }
-    print(json.dumps(document, indent=1))
+    print(json.dumps(document, indent=1))  # noqa: T201
     return 1 if found or not same else 0
 
 

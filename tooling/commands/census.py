@@ -89,7 +89,7 @@ def register(app: typer.Typer) -> None:
 def census_command(
     place: Annotated[str, typer.Argument(metavar="IMAGE|DIR")],
     *,
-    device: Devices = ["12.0"],  # typer copies it
+    device: Devices = ["12.0"],  # noqa: B006  # typer copies it
     rules: Annotated[Path | None, typer.Option(help="Rules of the stack, YAML.")] = None,
     against: Annotated[
         Path | None, typer.Option(help="An earlier census that this one must not be worse than.")

@@ -125,10 +125,10 @@ def _root(paths: Sequence[str]) -> str:
     if not paths:
         raise PruneError("no file and no folder was named")
     for path in paths:
-        if not os.path.exists(path):  # pathlib takes long to import
+        if not os.path.exists(path):  # noqa: PTH110  # pathlib takes long to import
             raise PruneError(f"{path} does not exist")
-    common = os.path.commonpath([os.path.abspath(path) for path in paths])
-    return common if os.path.isdir(common) else os.path.dirname(common)
+    common = os.path.commonpath([os.path.abspath(path) for path in paths])  # noqa: PTH100
+    return common if os.path.isdir(common) else os.path.dirname(common)  # noqa: PTH112, PTH120
 
 
 def _look(root: str, paths: Sequence[str]) -> tuple[list[Found], list[dict[str, str]]]:
@@ -153,7 +153,7 @@ def _look(root: str, paths: Sequence[str]) -> tuple[list[Found], list[dict[str, 
 
 def _walk(paths: Sequence[str]) -> Iterator[tuple[str, OSError | None]]:
     for path in map(os.path.abspath, paths):
-        if os.path.isdir(path):
+        if os.path.isdir(path):  # noqa: PTH112
             for below, error in files_below(path):
                 yield f"{path}/{below}", error
         else:
@@ -184,9 +184,9 @@ def _runs(entry: Entry, policy: Policy) -> bool:
 def _one(item: Found, policy: Policy) -> dict[str, Any]:
     """Do to one file what is to be done, and say what that was."""
     if matches(item.name, policy.delete):
-        with open(item.path, "rb") as file:
+        with open(item.path, "rb") as file:  # noqa: PTH123
             digest = _digest(file)
-        os.unlink(item.path)
+        os.unlink(item.path)  # noqa: PTH108
         return _record(item, "deleted", policy, after=0, sha256_before=digest)
     if matches(item.name, policy.skip):
         return _record(item, "skipped", policy, reason="the policy says so")
@@ -200,7 +200,7 @@ def _one(item: Found, policy: Policy) -> dict[str, Any]:
 
 
 def _digest(file: Any) -> str:
-    import hashlib
+    import hashlib  # noqa: PLC0415
 
     return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -305,14 +305,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             policy,
             load_report(arguments.report),
             partial=arguments.partial,
-            progress=lambda line: print(line, file=sys.stderr, flush=True),
+            progress=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
         )
         if arguments.report:
             save_report(arguments.report, report)
     except (PruneError, ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)  # noqa: T201
         return 1
-    print(json.dumps(report["totals"]))
+    print(json.dumps(report["totals"]))  # noqa: T201
     return 0
 
 
@@ -322,9 +322,9 @@ def load_report(path: str | None) -> dict[str, Any] | None:
     Raises:
         PruneError: There is something else.
     """
-    if not path or not os.path.exists(path):
+    if not path or not os.path.exists(path):  # noqa: PTH110
         return None
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123
         try:
             report = json.load(file)
         except ValueError as error:
@@ -336,8 +336,8 @@ def load_report(path: str | None) -> dict[str, Any] | None:
 
 def save_report(path: str, report: dict[str, Any]) -> None:
     """Write the report, folders above it included."""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)  # noqa: PTH100, PTH103, PTH120
+    with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
         json.dump(report, file, indent=1, sort_keys=True)
         file.write("\n")
 

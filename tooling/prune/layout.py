@@ -249,7 +249,7 @@ def _check_free(layout: Layout, ranges: Sequence[Range]) -> None:
             raise NotUnderstoodError(f"something at {start:#x} lies in a range that seemed unused")
     for item in ordered:
         around = [holder for holder in holders if holder.start < item.end and item.start < holder.end]
-        if len(around) != 2 or any(h.start > item.start or h.end < item.end for h in around):
+        if len(around) != 2 or any(h.start > item.start or h.end < item.end for h in around):  # noqa: PLR2004
             raise NotUnderstoodError(
                 f"the unused range at {item.start:#x} is not in one section of one segment"
             )

@@ -47,21 +47,21 @@ def rewrite(path: str, name: str, code: DeviceCode, policy: Policy) -> Rewritten
         plan = make_plan(old, name, code, policy)
         if plan is None:
             return None
-        folder = os.path.dirname(path) or "."  # pathlib takes long to import
-        times = os.stat(folder)
+        folder = os.path.dirname(path) or "."  # noqa: PTH120  # pathlib takes long to import
+        times = os.stat(folder)  # noqa: PTH116
         descriptor, temporary = tempfile.mkstemp(prefix=".pruning-", dir=folder)
         try:
-            with open(descriptor, "wb") as file:
+            with open(descriptor, "wb") as file:  # noqa: PTH123
                 write(file, old, plan)
             with _mapped(temporary) as new:
                 verify(old, new, plan)
                 after = _sha256(new)
             before = _sha256(old)
             _take_over(path, temporary)
-            os.replace(temporary, path)
+            os.replace(temporary, path)  # noqa: PTH105
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+                os.unlink(temporary)  # noqa: PTH108
             raise
         finally:
             os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -116,7 +116,7 @@ def _sha256(span: Span) -> str:
 
 def _take_over(path: str, temporary: str) -> None:
     """Give the new file the owner, mode, times and extended attributes of the old one."""
-    status = os.stat(path)
+    status = os.stat(path)  # noqa: PTH116
     if os.geteuid() == 0:
         os.chown(temporary, status.st_uid, status.st_gid)
     shutil.copystat(path, temporary)

@@ -41,8 +41,8 @@ class _Table(NamedTuple):
 
 @cache
 def _table() -> _Table:
-    path = os.path.join(os.path.dirname(__file__), "compatibility.json")  # pathlib is slow to import
-    with open(path, encoding="utf-8") as file:
+    path = os.path.join(os.path.dirname(__file__), "compatibility.json")  # noqa: PTH118, PTH120  # pathlib is slow to import
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123
         data = json.load(file)
     families = data["families"]["devices"]
     return _Table(

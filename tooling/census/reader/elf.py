@@ -63,7 +63,7 @@ class _Layout(NamedTuple):
 
 
 def _layout(bits: int, order: str) -> _Layout:
-    word = "Q" if bits == 64 else "I"
+    word = "Q" if bits == 64 else "I"  # noqa: PLR2004
     return _Layout(
         # e_type .. e_shstrndx, from offset 16
         header=struct.Struct(f"{order}HHI{word}{word}{word}IHHHHHH"),

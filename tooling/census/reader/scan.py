@@ -142,5 +142,5 @@ def main() -> None:
     """Arguments: the root, the file for the document, and folders to leave out."""
     root, output, *skip = sys.argv[1:]
     document = scan(root.rstrip("/") or "/", skip)
-    with open(output, "w", encoding="utf-8") as file:  # as above
+    with open(output, "w", encoding="utf-8") as file:  # noqa: PTH123  # as above
         json.dump(document, file, separators=(",", ":"))
