@@ -62,7 +62,7 @@ int answer(void) {{ return numbers[0] + numbers[1] + numbers[2]; }}
 
 def build_library(
     folder: Path,
-    containers: tuple[tuple[Code, ...], ...] = CONTAINERS,
+    containers: tuple[tuple[Code, ...] | bytes, ...] = CONTAINERS,
     *options: str,
     name: str = "libsample.so",
     pointer: str = "blob%d",
@@ -72,7 +72,7 @@ def build_library(
 
     Args:
         folder: Where to.
-        containers: Their entries.
+        containers: Their entries, or containers as bytes.
         options: More options of gcc.
         name: Of the file.
         pointer: What a wrapper points at, `%d` being the number of the container.
@@ -82,7 +82,7 @@ def build_library(
         pytest.skip("no gcc to link a library with")
     blobs, declarations, wrappers = "", "", []
     for index, codes in enumerate(containers):
-        (folder / f"{index}.fatbin").write_bytes(container(codes, index))
+        (folder / f"{index}.fatbin").write_bytes(codes if isinstance(codes, bytes) else container(codes, index))
         blobs += f'"blob{index}: .incbin \\"{folder}/{index}.fatbin\\"\\n"\n'
         declarations += f'extern const char blob{index}[] __attribute__((visibility("hidden")));\n'
         wrappers.append(f"{{0x466243b1, 1, {pointer.replace('%d', str(index))}, 0}}")

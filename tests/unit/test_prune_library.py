@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.prune_samples import CONTAINERS, Code, build_library, container, entry
+from tooling.census.bench import find_cuobjdump
 from tooling.census.reader.compatibility import parse
 from tooling.census.reader.fatbin import read_containers
 from tooling.census.reader.files import read_file
@@ -23,6 +24,7 @@ from tooling.prune.refusal import NotUnderstoodError
 from tooling.prune.rewrite import rewrite, write
 from tooling.prune.verify import verify
 
+DATA = Path(__file__).parents[1] / "data" / "census"
 SM120 = Policy((parse("12.0"),))
 
 #: Loads a library and prints what it computes and, as hex, the memory from the first container on.
@@ -56,10 +58,7 @@ def entries(library: Path) -> list[list[bytes]]:
     """The entries with content, container by container, as raw bytes."""
     code, data = read_file(library), library.read_bytes()
     assert code is not None
-    return [
-        [data[item.header_offset : item.end] for item in found.entries if item.payload_size]
-        for found in code.containers
-    ]
+    return [[data[item.header_offset : item.end] for item in found.entries] for found in code.containers]
 
 
 def expected_entries() -> list[list[bytes]]:
@@ -135,13 +134,13 @@ def test_small_ranges_stay_as_zeros(tmp_path: Path):
     assert entries(library) == [[entry(Code(120, 500), 1)]]
 
 
-def test_only_foreign_code_leaves_a_header_without_payload(tmp_path: Path):
+def test_only_foreign_code_leaves_an_empty_container(tmp_path: Path):
     library = build_library(tmp_path, ((Code(80, 100_000), Code(90, 100_000)),))
     plan = pruned(library)
-    assert [item.stub is not None for item in plan.slimmed] == [True]
+    assert [item.kept for item in plan.slimmed] == [()]
     code = read_file(library)
     assert code is not None
-    assert [[(e.arch, e.payload_size) for e in c.entries] for c in code.containers] == [[("8.0", 0)]]
+    assert [(found.size, found.entries) for found in code.containers] == [(0, ())]
     assert loaded(library, 1)[0] == "42 [0]"
 
 
@@ -279,7 +278,7 @@ def test_kept_entries_are_the_old_ones_in_their_order(made: list[Code]):
     (old,) = read_containers(Span(data))
     slimmed = slim(old, SM120)
     foreign = [code for code in made if code.kind != 64 and not runs(code)]
-    if not any(code.size for code in foreign):
+    if not foreign:
         assert slimmed is None
         return
     assert slimmed is not None
@@ -288,7 +287,7 @@ def test_kept_entries_are_the_old_ones_in_their_order(made: list[Code]):
     rest = [entry(code, 700 + index) for index, code in enumerate(made) if code.kind == 64 or runs(code)]
     found = b"".join(parts)
     kept = [found[item.header_offset : item.end] for item in new.entries]
-    assert kept == rest or (not rest and len(new.entries) == 1 and not new.entries[0].payload_size)
+    assert kept == rest
 
 
 def runs(code: Code) -> bool:
@@ -332,3 +331,27 @@ def test_damaged_files_are_refused_or_pruned_right(
     else:
         verify(Span(before), Span(library.read_bytes()), done.plan)
     assert [path.name for path in tmp_path.iterdir()] == ["damaged.so"]
+
+
+def test_cuobjdump_agrees(tmp_path: Path):
+    """NVIDIA's own reader finds what is kept and nothing else, with zeros between containers and empty ones."""
+    blobs = [(DATA / name).read_bytes() for name in ("several.fatbin", "plain.fatbin", "kernels.fatbin")]
+    blobs[1:1] = [foreign_only(blobs[0])] * 2
+    library = build_library(tmp_path, tuple(blobs))
+    listing = [str(find_cuobjdump()), "--list-elf", str(library)]
+
+    def listed() -> list[str]:
+        lines = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
+        return [line.rsplit(".", 2)[1] for line in lines]
+
+    assert sorted(listed()) == sorted(["sm_120a", "sm_121a", "sm_80"] + ["sm_80"] * 2 + ["sm_120", "sm_120a"])
+    pruned(library)
+    assert sorted(listed()) == ["sm_120", "sm_120a", "sm_120a"]
+
+
+def foreign_only(data: bytes) -> bytes:
+    """A container with the entry for 8.0 of another one, alone."""
+    (whole,) = read_containers(Span(data))
+    entry_80 = next(item for item in whole.entries if item.arch == "8.0")
+    size = entry_80.end - entry_80.header_offset
+    return data[:8] + struct.pack("<Q", size) + data[entry_80.header_offset : entry_80.end]

@@ -80,16 +80,9 @@ class Library(Record):
     targets: tuple[Target, ...]
 
     def loadable(self) -> tuple[Target, ...]:
-        """The code that counts: the device linker's input does in an archive or object, nowhere else.
-
-        Pruning leaves headers without payload behind, which serve nobody.
-        """
+        """The code that counts: the device linker's input does in an archive or object, nowhere else."""
         links = self.kind in ("archive", "object")
-        return tuple(
-            target
-            for target in self.targets
-            if target.stored_bytes and (links or target.place != "relocatable")
-        )
+        return tuple(target for target in self.targets if links or target.place != "relocatable")
 
     def coverage(self, device: Architecture) -> Coverage:
         """What this library has for a device."""

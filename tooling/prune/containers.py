@@ -4,6 +4,8 @@ A container keeps its address, since the program points at it, and its entries m
 in their old order, as `nvprune` does it for object files. All fields of an entry are relative to the entry or
 say nothing of places, and containers begin on any multiple of 8, so that an entry may begin on any other one
 too. What is behind the last entry reads as zeros.
+
+A container may end up without entries. `cuobjdump` accepts that, while it refuses an entry without payload.
 """
 
 from __future__ import annotations
@@ -27,9 +29,6 @@ _ALIGNMENT = 8
 _CONTAINER_SIZE = struct.Struct("<Q")
 #: Offset of the field that holds the size of all entries, in a container's header.
 _CONTAINER_SIZE_AT = 8
-#: Payload size and size when compressed, neighbours in an entry's header.
-_PAYLOAD_SIZES = struct.Struct("<QI")
-_PAYLOAD_SIZES_AT = 8
 
 
 class Policy(NamedTuple):
@@ -57,15 +56,11 @@ class Slimmed(NamedTuple):
         container: As read.
         kept: The entries that stay, in order.
         removed: The entries that go.
-        stub: The first of the removed, whose header stays without payload when no entry is kept: a container
-            without entries might be refused by the driver, while one for another architecture is passed over,
-            as it was before.
     """
 
     container: Container
     kept: tuple[Entry, ...]
     removed: tuple[Entry, ...]
-    stub: Entry | None
 
     @property
     def start(self) -> int:
@@ -80,9 +75,8 @@ class Slimmed(NamedTuple):
     @property
     def new_end(self) -> int:
         """One past its last entry, as it will be, in old coordinates."""
-        stub = self.stub.header_size if self.stub else 0
         kept = sum(entry.end - entry.header_offset for entry in self.kept)
-        return self.container.offset + self.container.header_size + stub + kept
+        return self.container.offset + self.container.header_size + kept
 
 
 def serves(entry: Entry, targets: Sequence[Architecture]) -> bool:
@@ -111,17 +105,16 @@ def slim(container: Container, policy: Policy, *, drop_ptx: bool = False) -> Sli
     for entry in container.entries:
         stays = serves(entry, policy.targets) and not (without_ptx and entry.kind == "ptx")
         (kept if stays else removed).append(entry)
-    if not any(entry.payload_size for entry in removed):
+    if not removed:
         return None
     for entry in container.entries:
         if entry.header_size % _ALIGNMENT or entry.payload_size % _ALIGNMENT:
             raise NotUnderstoodError(f"fat binary entry at {entry.header_offset:#x} has an odd size")
-    stub = removed[0] if not kept else None
-    return Slimmed(container, tuple(kept), tuple(removed), stub)
+    return Slimmed(container, tuple(kept), tuple(removed))
 
 
 def new_head(data: bytes | mmap.mmap | memoryview, slimmed: Slimmed) -> bytes:
-    """The header of a container with its new size, and the stub behind it if there is one.
+    """The header of a container with its new size.
 
     Args:
         data: The old file.
@@ -131,11 +124,7 @@ def new_head(data: bytes | mmap.mmap | memoryview, slimmed: Slimmed) -> bytes:
     body = slimmed.new_end - container.offset - container.header_size
     head = bytearray(data[container.offset : container.offset + container.header_size])
     _CONTAINER_SIZE.pack_into(head, _CONTAINER_SIZE_AT, body)
-    if slimmed.stub is None:
-        return bytes(head)
-    stub = bytearray(data[slimmed.stub.header_offset : slimmed.stub.payload_offset])
-    _PAYLOAD_SIZES.pack_into(stub, _PAYLOAD_SIZES_AT, 0, 0)
-    return bytes(head + stub)
+    return bytes(head)
 
 
 def is_embedded(container: Container) -> bool:

@@ -257,7 +257,7 @@ def _pruned(item: Found, policy: Policy, done: Rewritten) -> dict[str, Any]:
         ),
         bytes_foreign_left=sum(entry.payload_size for entry in left),
         entries_removed=len(removed) + len(plan.zeroed),
-        containers_emptied=sum(slimmed.stub is not None for slimmed in plan.slimmed),
+        containers_emptied=sum(not slimmed.kept for slimmed in plan.slimmed),
         holes=len(plan.holes),
         targets_removed=sorted({f"{entry.kind} {entry.arch}" for entry in (*removed, *plan.zeroed)}),
         sha256_before=done.sha256_before,

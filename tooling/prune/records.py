@@ -35,7 +35,7 @@ class PrunedFile(Record):
         bytes_kept: Payloads that a target may need.
         bytes_foreign_left: Payloads that no target runs and that are still there: embedded in data, or skipped.
         entries_removed: Number of pieces of device code that are gone.
-        containers_emptied: Containers of which only a header is left.
+        containers_emptied: Containers that have no entry left.
         holes: Ranges that were taken out.
         targets_removed: E.g. `sass 9.0a`.
         sha256_before: Of a pruned or deleted file, hex: what its wheel records.

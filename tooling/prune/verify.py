@@ -106,7 +106,7 @@ def _address(layout: Layout, offset: int) -> int:
 
 
 def _entries(span: Span, container: Container) -> list[bytes]:
-    return [span.data[entry.header_offset : entry.end] for entry in container.entries if entry.payload_size]
+    return [span.data[entry.header_offset : entry.end] for entry in container.entries]
 
 
 def _compare_code(old: Span, new: Span, plan: Plan, layout: Layout) -> None:
@@ -123,7 +123,7 @@ def _compare_code(old: Span, new: Span, plan: Plan, layout: Layout) -> None:
     for container in containers:
         item = slimmed.get(container.offset)
         stay = item.kept if item else container.entries
-        expected = [old.data[entry.header_offset : entry.end] for entry in stay if entry.payload_size]
+        expected = [old.data[entry.header_offset : entry.end] for entry in stay]
         found = after.get(_address(plan.layout, container.offset))
         if found is None or _entries(new, found) != expected:
             raise NotUnderstoodError(
