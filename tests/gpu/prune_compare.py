@@ -11,11 +11,13 @@ has mapped: a side that did not load its own libraries proves nothing, and neith
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import importlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,8 @@ MUST_MAP: tuple[str, ...] = (
 MUST_MAP += ("libcusolver.so", "libnccl.so")
 #: A result with fewer different values could be equal by chance.
 LEAST_DISTINCT = 10
+#: Of each side: original, pruned, pruned and loaded eagerly.
+FIGURES = ("torch", "gpu", "import_s", "total_s", "mappings", "driver")
 #: What may be absent on a GPU or in a build of torch, by the start of the error's text.
 MAY_BE_ABSENT = ("fp8", "semi-structured")
 
@@ -212,6 +216,7 @@ def one_side(site: str) -> dict[str, Any]:
         "total_s": round(time.monotonic() - started, 2),
         "mappings": len(maps),
         "files": sorted({line.split(maxsplit=5)[5] for line in maps if ".so" in line}),
+        "driver": driver_answers(),
         "results": results,
     }
 
@@ -238,9 +243,30 @@ def digest(tensor: Any) -> str:
     return hashlib.sha256(data.cpu().numpy().tobytes()).hexdigest()
 
 
-def run_side(site: Path) -> dict[str, Any]:
-    """Start the process of one side, and read what it found."""
+def driver_answers() -> dict[str, int]:
+    """The driver's CUresult for a container with code for another GPU alone, and for one without any."""
+    torch = module("torch")
+    torch.zeros(1, device="cuda")
+    driver = ctypes.CDLL("libcuda.so.1")
+    other = struct.pack("<HHIQIIHHIIIQQQ", 2, 0x101, 64, 64, 0, 64, 7, 1, 30, 0, 0, 0, 0, 0) + bytes(64)
+    answers = {}
+    for name, body in {"code for another GPU": other, "no code": b""}.items():
+        data = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(body)) + body
+        buffer = ctypes.create_string_buffer(data, len(data) + 64)
+        answers[name] = driver.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), buffer)
+    return answers
+
+
+def run_side(site: Path, loading: str = "LAZY") -> dict[str, Any]:
+    """Start the process of one side, and read what it found.
+
+    Args:
+        site: Folder that torch is taken from.
+        loading: `LAZY`, or `EAGER`: the runtime then loads every container of every library at the start, those
+            without entries too.
+    """
     environment = {**os.environ, "PYTHONPATH": str(site), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    environment |= {"CUDA_MODULE_LOADING": loading}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "TORCH_SHOW_CPP_STACKTRACES": "0"}
     command = [sys.executable, __file__, "--side", str(site), str(site)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -331,6 +357,8 @@ def main() -> int:
         totals = make_pruned(original, pruned, arguments.toolkit, keep)
     after = run_side(pruned)
     found = problems({original: before, pruned: after})
+    eager = run_side(pruned, "EAGER")
+    found += [f"loaded eagerly: {problem}" for problem in problems({original: before, pruned: eager})]
     same = [name for name, value in before["results"].items() if "sha256" in value]
     document = {
         "verdict": "FAIL" if found else "PASS",
@@ -338,7 +366,7 @@ def main() -> int:
         "compared": len(same),
         "not_run": sorted(set(before["results"]) - set(same)),
         "pruned": totals,
-        **{name: [before[name], after[name]] for name in ("torch", "gpu", "import_s", "total_s", "mappings")},
+        **{name: [before[name], after[name], eager[name]] for name in FIGURES},
         "results": {"original": before["results"], "pruned": after["results"]},
     }
     print(json.dumps(document, indent=1))  # noqa: T201
