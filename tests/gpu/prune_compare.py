@@ -319,7 +319,9 @@ def make_pruned(original: Path, place: Path, toolkit: Path, keep: str) -> dict[s
         str(report),
         str(place),
     ]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(toolkit)}, check=True, stdout=sys.stderr)
+    subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(toolkit.resolve())}, check=True, stdout=sys.stderr
+    )
     totals: dict[str, int] = json.loads(report.read_text())["totals"]
     return totals
 
@@ -339,7 +341,7 @@ def main() -> int:
     parser.add_argument("original", type=Path)
     parser.add_argument("pruned", type=Path, nargs="?")
     parser.add_argument("--make", type=Path, help="make the pruned folder there")
-    parser.add_argument("--toolkit", type=Path, default=Path(__file__).resolve().parents[2])
+    parser.add_argument("--toolkit", type=Path, default=Path(), help="folder that `tooling` is in")
     parser.add_argument("--keep", default="", help="target of --make; without it, the one of this GPU")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

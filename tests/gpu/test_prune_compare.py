@@ -18,6 +18,7 @@ def test_pruned_libraries_compute_the_same(tmp_path: Path):
         pytest.skip("no GPU")
     site = sysconfig.get_path("purelib")
     command = [sys.executable, str(SCRIPT), site, "--make", str(tmp_path / "site")]
+    command += ["--toolkit", str(SCRIPT.parents[2])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)
