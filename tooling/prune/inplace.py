@@ -109,16 +109,15 @@ def totals(files: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def _nothing(files: list[dict[str, Any]], unread: list[dict[str, str]], keep: list[str]) -> str:
+    """Why a run changed nothing."""
     if not files:
         return f"no file with device code was found ({len(unread)} could not be read): nothing was pruned"
-    skipped = [file for file in files if file["status"] == "skipped"]
-    if not skipped:
-        return (
-            f"nothing was pruned: the {len(files)} files with device code have none, or none any more, "
-            f"that only others than {', '.join(keep)} can run"
-        )
-    reasons = "; ".join(f"{file['path']}: {file['reason']}" for file in skipped[:5])
-    return f"nothing was pruned: {len(skipped)} of {len(files)} files were skipped: {reasons}"
+    earlier = sum(file["earlier"] for file in files)
+    start = f"nothing was pruned ({earlier} of {len(files)} files were, by an earlier run)"
+    if skipped := [file for file in files if file["status"] == "skipped"]:
+        reasons = "; ".join(f"{file['path']}: {file['reason']}" for file in skipped[:5])
+        return f"{start}: {len(skipped)} were skipped: {reasons}"
+    return f"{start}: the others have no code, or none any more, that none of {', '.join(keep)} can run"
 
 
 def _root(paths: Sequence[str]) -> str:
