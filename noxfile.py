@@ -228,6 +228,12 @@ def census(session: nox.Session) -> None:
     _toolkit(session, "census")
 
 
+@nox.session(default=False)
+def prune(session: nox.Session) -> None:
+    """Take device code that no target runs out of a folder, in place: nox -s prune -- DIR --keep sm_120."""
+    _toolkit(session, "prune")
+
+
 @nox.session(name="bench-census", default=False)
 def bench_census(session: nox.Session) -> None:
     """Time the census against cuobjdump and compare the answers: nox -s bench-census -- DIR."""

@@ -4,8 +4,9 @@ import pytest
 
 from tooling.census.architecture import parse_architecture
 from tooling.census.compare import compare, identity
+from tooling.census.reader.scan import matches
 from tooling.census.records import CensusRecord, Library, Service, Target, Unread
-from tooling.census.rules import CensusRules, Expectation, Rule, judge, load_rules, matches
+from tooling.census.rules import CensusRules, Expectation, Rule, judge, load_rules
 from tooling.errors import InputError
 from tooling.gates.records import Check, Verdict
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tooling.census.architecture import parse_architecture, version_key
+from tooling.census.reader.scan import matches
 from tooling.census.records import Service
 from tooling.errors import InputError
 from tooling.gates.records import Check, Verdict
@@ -95,11 +95,6 @@ def load_rules(path: Path) -> CensusRules:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         raise InputError("the census rules are not valid", where=str(path), details=problems) from error
-
-
-def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a path, or its end from some folder on, fits one of the patterns."""
-    return any(fnmatchcase(f"/{path}", f"*/{pattern.removeprefix('/')}") for pattern in patterns)
 
 
 def judge(record: CensusRecord, rules: CensusRules, devices: Iterable[str]) -> tuple[Check, ...]:

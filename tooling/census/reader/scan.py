@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from tooling.census.reader.fatbin import EMBEDDING_SECTIONS, RELOCATABLE_SECTION
@@ -69,6 +70,11 @@ def is_text_name(path: str) -> bool:
     """Whether the ending says that a file cannot be loaded as a library."""
     dot = path.rfind(".")
     return dot >= 0 and path[dot:].lower() in TEXT_SUFFIXES
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a path, or its end from some folder on, fits one of the patterns."""
+    return any(fnmatchcase(f"/{path}", f"*/{pattern.removeprefix('/')}") for pattern in patterns)
 
 
 def printable(path: str) -> str:
