@@ -297,6 +297,10 @@ def private_engine():
             pid = Path(folder, "exec", "containerd", "containerd.pid")
             if pid.is_file():
                 os.kill(int(pid.read_text()), signal.SIGTERM)
+            # Nor could it unmount what lies below its folder.
+            mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+            for mount in sorted((one for one in mounts if one.startswith(f"{folder}/")), reverse=True):
+                subprocess.run(["umount", "--lazy", mount], check=True)
 
 
 def test_an_engine_that_goes_away_mid_build_is_said_so(checkout, private_engine, monkeypatch):
