@@ -1,9 +1,10 @@
-"""Programs that tests need and a new machine may lack: installed by the distribution's package where we may."""
+"""What tests need of this machine: programs, installed where they are missing and we may, and free ports."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 
 import pytest
@@ -28,3 +29,10 @@ def require_program(program: str, package: str) -> str:
     found = shutil.which(program, path=_PATH)
     assert found, f"{package} was installed and {program} is not there"
     return found
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -14,18 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.programs import require_program
+from tests.programs import free_port, require_program
 from tooling.cli import app
 from tooling.errors import CommandError
 from tooling.probe.collect import collect
 
 pytestmark = pytest.mark.container
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_for(port: int, child: "subprocess.Popen[bytes]") -> None:
@@ -48,7 +42,7 @@ def ssh_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / name], check=True)
     (home / "authorized").write_text((home / "user.pub").read_text())
     (home / "authorized").chmod(0o600)
-    port = _free_port()
+    port = free_port()
     (home / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {home}/host\nAuthorizedKeysFile {home}/authorized\n"
         f"PidFile {home}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"

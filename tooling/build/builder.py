@@ -38,6 +38,7 @@ from tooling.census.rules import load_rules
 from tooling.dockerhost import ensure_engine, find_build_client, require_disk
 from tooling.dockerhost.containers import read_files, run_once
 from tooling.dockerhost.daemon import engine_versions
+from tooling.dockerhost.disk import GB
 from tooling.errors import BusyError, CheckError, CommandError, EngineError, InputError
 from tooling.gates.records import Verdict
 from tooling.lock.indexes import index_addresses, on_loopback, uv_index_variables
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 REPOSITORY = "blackwell-stacks"
 _CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
-_GB = 1_000_000_000
 #: Steps of a Dockerfile that change the configuration and make no layer.
 _METADATA_ONLY = re.compile(
     r"^(?:/bin/sh -c #\(nop\)\s+)?"
@@ -128,7 +128,7 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
         _tag(client, image_id, record)
     path = directory / "record.json"
     path.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    console.say(f"built {record.reference}: {record.size_bytes / _GB:.2f} GB, record {path}, log {record.log}")
+    console.say(f"built {record.reference}: {record.size_bytes / GB:.2f} GB, record {path}, log {record.log}")
     return record
 
 
@@ -323,12 +323,12 @@ def _examine(job: _Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
     clock = time.monotonic()
     stack = job.stack
     layers = image_layers(job.client, image_id)
-    too_big = [layer for layer in layers if layer.bytes > stack.budget.layer_gb * _GB]
+    too_big = [layer for layer in layers if layer.bytes > stack.budget.layer_gb * GB]
     if too_big:
         raise CheckError(
             f"a layer is larger than {stack.budget.layer_gb:g} GB: a broken transfer would lose too much",
             where=f"stack {stack.name}, layers",
-            details=[f"{layer.bytes / _GB:.2f} GB: {layer.created_by[-80:]}" for layer in too_big],
+            details=[f"{layer.bytes / GB:.2f} GB: {layer.created_by[-80:]}" for layer in too_big],
             fix="split it into two layers in the stack",
         )
     contents = _contents(job.client, image_id)

@@ -16,6 +16,7 @@ from tooling.build import BuildRecord
 from tooling.build import build as build_image
 from tooling.build.bench import run_bench
 from tooling.dockerhost import ensure_engine
+from tooling.dockerhost.disk import GB
 from tooling.errors import InputError
 from tooling.lock.coherence import KNOWN_FAULTS, check_coherence, load_known_faults, refuse_if_incoherent
 from tooling.lock.requirements import parse_requirements
@@ -26,7 +27,6 @@ from tooling.stack.schema import SCHEMA_PATH, stack_schema
 
 StackName = Annotated[str, typer.Argument(help="Name of the stack: a file of stacks/ without its suffix.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-_GB = 1_000_000_000
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +55,7 @@ def build(
 
 
 def _table(record: BuildRecord) -> Table:
-    table = Table(title=f"{record.reference}  {record.size_bytes / _GB:.2f} GB", title_justify="left")
+    table = Table(title=f"{record.reference}  {record.size_bytes / GB:.2f} GB", title_justify="left")
     for heading, justify in (("layer", "left"), ("MB", "right"), ("diff id", "left")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for layer in record.layers:
@@ -75,7 +75,7 @@ def lock(stack: StackName, as_json: AsJson = False) -> None:
         reference = bootstrap_base(file.stack, epoch, client, console.say)
         write_base_lock(file, describe_base(client, reference, epoch))
     write_lock(file, resolved)
-    console.say(f"locked {len(resolved.wheels)} wheels, {resolved.download_bytes / _GB:.2f} GB to download")
+    console.say(f"locked {len(resolved.wheels)} wheels, {resolved.download_bytes / GB:.2f} GB to download")
     if as_json:
         console.print_json(resolved)
 
@@ -132,7 +132,7 @@ def bench_build(
             continue
         table.add_row(name, f"{seconds:.1f}", f"{seconds / result.plain_s:.2f}")
     console.out.print(table)
-    console.out.print(f"image {result.image_bytes / _GB:.2f} GB, plain {result.plain_bytes / _GB:.2f} GB")
+    console.out.print(f"image {result.image_bytes / GB:.2f} GB, plain {result.plain_bytes / GB:.2f} GB")
 
 
 def schema(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.programs import require_program
+from tests.programs import free_port, require_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +32,6 @@ HTPASSWD = "releaser:$2y$05$ticM7bj1GjVjw6ikiYHIxe1Iukco7nnJKmGG0eEMpDQ4RwP/owC3
 def install_registry() -> None:
     """Install the registry's package where it is missing."""
     require_program(PROGRAM, PROGRAM)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)
