@@ -1,0 +1,1 @@
+"""Placeholder until branch kernels brings the package."""
