@@ -116,7 +116,8 @@ class AllReduceGroup:
         mine = agree(
             "no launch is possible", lambda: resident_blocks(self.group_size, self.hidden_sizes, ranks_on_device)
         )
-        blocks = min(struct.unpack("<i", data)[0] for data in gather(struct.pack("<i", mine)))
+        by_rank = [struct.unpack(f"<{len(mine)}i", data) for data in gather(struct.pack(f"<{len(mine)}i", *mine))]
+        blocks = [min(column) for column in zip(*by_rank, strict=True)]
 
         def allocate() -> Slab:
             self._slab = Slab(self.rank, sizes, blocks, first_round)

@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bk_resident_blocks": (c_int, (c_int, c_int, _INT)),
     "bk_group_create": (
         c_int,
-        (c_int, c_int, c_int, c_int, c_int, c_int, c_uint32, _POINTER, _BYTES, _POINTER),
+        (c_int, c_int, c_int, c_int, c_int, _INT, c_uint32, _POINTER, _BYTES, _POINTER),
     ),
     "bk_group_join": (c_int, (c_void_p, c_int, _BYTES, c_void_p)),
     "bk_group_leave": (c_int, (c_void_p,)),

@@ -61,20 +61,20 @@ class Round(NamedTuple):
     residual_out: torch.Tensor
 
 
-def resident_blocks(world: int, hidden_sizes: Sequence[int], ranks_on_device: int) -> int:
-    """Blocks of every rank of the current device that are sure to run at the same time.
+def resident_blocks(world: int, hidden_sizes: Sequence[int], ranks_on_device: int) -> tuple[int, ...]:
+    """By path, blocks of every rank of the current device that are sure to run at the same time.
 
     Raises:
         KernelError: Not even one block a rank.
     """
-    found = []
+    fewest = [_MOST_BLOCKS] * len(plans.PATHS)
     for hidden in hidden_sizes:
-        blocks = ctypes.c_int()
+        blocks = (ctypes.c_int * len(plans.PATHS))()
         check(require_library().bk_resident_blocks(world, hidden, blocks), "occupancy")
-        found.append(blocks.value // ranks_on_device)
-    if min(found) < 1:
+        fewest = [min(fewer, found // ranks_on_device) for fewer, found in zip(fewest, blocks, strict=True)]
+    if min(fewest) < 1:
         raise KernelError(f"the device has no room for a block of each of {ranks_on_device} ranks")
-    return min(*found, _MOST_BLOCKS)
+    return tuple(fewest)
 
 
 class Slab:
@@ -83,7 +83,7 @@ class Slab:
     Args:
         rank: Of this process.
         sizes: What it is for.
-        blocks: Most blocks of a launch; equal on all ranks.
+        blocks: By path, most blocks of a launch; equal on all ranks.
         first_round: Where the counters start; equal on all ranks.
 
     Attributes:
@@ -93,7 +93,7 @@ class Slab:
         KernelError: It cannot be allocated or shared.
     """
 
-    def __init__(self, rank: int, sizes: Sizes, blocks: int, first_round: int) -> None:
+    def __init__(self, rank: int, sizes: Sizes, blocks: Sequence[int], first_round: int) -> None:
         self.rank, self.sizes = rank, sizes
         self._library = require_library()
         self._group = ctypes.c_void_p()
@@ -104,7 +104,7 @@ class Slab:
             sizes.rows,
             sizes.one_shot_rows,
             sizes.hidden,
-            blocks,
+            (ctypes.c_int * len(plans.PATHS))(*blocks),
             first_round & 0xFFFFFFFF,
             self._group,
             handle,

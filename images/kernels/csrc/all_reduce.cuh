@@ -182,23 +182,27 @@ BK_DEVICE void one_shot(const Arguments& a, Shared& shared) {
 template <int W, int kThreads>
 BK_DEVICE void two_shot_push(const Arguments& a, Shared& shared) {
   constexpr int kBatch = kRowsAtOnce<W, kThreads>;
+  constexpr int kLoads = kThreads <= kNarrow || W <= 4 ? W - 1 : 2;
   Round round(a, kPushTwoShot);
   const Layout& l = a.layout;
   const uint64_t capacity = static_cast<uint64_t>(l.groups);
   const int groups = (a.rows + W - 1) / W;
   for (int group = block_index(); group < groups; group += block_count()) {
-    uint4 rows[W];
 #pragma unroll
-    for (int i = 1; i < W; ++i) {
-      const int row = group * W + ((a.rank + i) & (W - 1));
-      if (row < a.rows) rows[i] = sendable(load_tensor(a.x + at(a, row)));
-    }
+    for (int batch = 1; batch < W; batch += kLoads) {
+      uint4 rows[kLoads];
 #pragma unroll
-    for (int i = 1; i < W; ++i) {
-      const int peer = (a.rank + i) & (W - 1);
-      if (group * W + peer >= a.rows) continue;
-      store_system(vector_at(a.slab[peer], l.push_rows, l.row, (round.half * W + a.rank) * capacity + group),
-                   rows[i]);
+      for (int i = 0; i < kLoads; ++i) {
+        const int row = group * W + ((a.rank + batch + i) & (W - 1));
+        if (batch + i < W && row < a.rows) rows[i] = sendable(load_tensor(a.x + at(a, row)));
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int peer = (a.rank + batch + i) & (W - 1);
+        if (batch + i >= W || group * W + peer >= a.rows) continue;
+        store_system(vector_at(a.slab[peer], l.push_rows, l.row, (round.half * W + a.rank) * capacity + group),
+                     rows[i]);
+      }
     }
   }
   const uint4 weight = weight_of(a);

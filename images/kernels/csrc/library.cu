@@ -64,27 +64,27 @@ BK_EXPORT int bk_version() { return 1; }
 
 BK_EXPORT const char* bk_error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
-// Most blocks that any of our all-reduce kernels can have on the current device at the same time.
+// By path, the most blocks that the current device can run at the same time.
 BK_EXPORT int bk_resident_blocks(int world, int hidden, int* blocks) {
   int device = 0, processors = 0;
   BK_TRY(cudaGetDevice(&device));
   BK_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  *blocks = 1 << 30;
   for (int path = 0; path < kPaths; ++path) {
     const AllReduceKernel kernel = kernel_of(world, path, hidden);
     if (kernel == nullptr) return cudaErrorInvalidValue;
     int each = 0;
     BK_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, hidden / kPerVector, 0));
-    *blocks = std::min(*blocks, each * processors);
+    blocks[path] = each * processors;
   }
   return 0;
 }
 
 // Allocate and prepare a slab on the current device. `handle` receives 64 bytes for the peers.
-BK_EXPORT int bk_group_create(int world, int rank, int rows, int one_shot_rows, int hidden, int blocks,
+BK_EXPORT int bk_group_create(int world, int rank, int rows, int one_shot_rows, int hidden, const int* blocks,
                               uint32_t first_round, bk_group** out, uint8_t* handle, void** slab) {
   if (kernel_of(world, 0, hidden) == nullptr || rank < 0 || rank >= world || rows < 1 || one_shot_rows < 1 ||
-      hidden % 256 != 0 || hidden < 256 || hidden > kMaxThreads * kPerVector || blocks < 1) {
+      hidden % 256 != 0 || hidden < 256 || hidden > kMaxThreads * kPerVector ||
+      *std::min_element(blocks, blocks + kPaths) < 1) {
     return cudaErrorInvalidValue;
   }
   bk_group* group = new (std::nothrow) bk_group{};
@@ -186,7 +186,7 @@ BK_EXPORT int bk_group_launch(bk_group* group, int path, int kind, const void* x
   a.rows = rows;
   a.vectors = hidden / kPerVector;
   a.kind = kind;
-  const int blocks = std::min(one_shot ? rows : groups, a.layout.blocks);
+  const int blocks = std::min(one_shot ? rows : groups, a.layout.path_blocks[path]);
   for (int time = 0; time < times; ++time) {
     kernel<<<blocks, a.vectors, 0, static_cast<cudaStream_t>(stream)>>>(a);
     BK_TRY(cudaGetLastError());

@@ -44,15 +44,20 @@ struct Layout {
   uint64_t push_sums;   // row [2][groups * world]
   uint64_t bytes;
   int32_t world;
-  int32_t blocks;         // most blocks of a launch; row (or group) r belongs to block r % blocks, always
+  int32_t blocks;         // most blocks of any launch
+  int32_t path_blocks[kPaths];  // of a path's launches; row (or group) r is always block r % path_blocks's work
   int32_t one_shot_rows;  // most rows of a one-shot round
   int32_t groups;         // two-shot: groups of `world` consecutive rows
 };
 
-inline Layout make_layout(int world, int rows, int one_shot_rows, int hidden, int blocks) {
+inline Layout make_layout(int world, int rows, int one_shot_rows, int hidden, const int* path_blocks) {
   Layout layout{};
   layout.world = world;
-  layout.blocks = blocks;
+  for (int path = 0; path < kPaths; ++path) {
+    layout.path_blocks[path] = path_blocks[path];
+    layout.blocks = path_blocks[path] > layout.blocks ? path_blocks[path] : layout.blocks;
+  }
+  const uint64_t blocks = layout.blocks;
   layout.one_shot_rows = one_shot_rows;
   layout.groups = (rows + world - 1) / world;
   layout.row = static_cast<uint64_t>(hidden) * 2;

@@ -1,0 +1,171 @@
+"""Check and time the kernels on a GPU: one command, nothing but torch and, if no library is carried, nvcc.
+
+    python tests/gpu/kernels/run.py --out DIR                    one GPU
+    python tests/gpu/kernels/run.py --out DIR --gpus 2           one process a GPU, over CUDA IPC
+    python tests/gpu/kernels/run.py --out DIR --only topk,times  some steps
+
+Every step is a process of its own with a time limit, so that one that hangs or loses its context costs no other.
+The record, `kernels.json`, has the GPU, its clocks, what each step found, and what was not shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parents[2] / "images" / "kernels"
+#: Step -> seconds that it may take.
+ONE_GPU = {
+    "ranks": 150,
+    "replay": 120,
+    "late": 60,
+    "topk": 90,
+    "processes": 240,
+    "times": 150,
+    "topk_times": 90,
+    "memcheck": 120,
+    "racecheck": 120,
+}
+SEVERAL_GPUS = {"processes": 200, "pair_times": 150}
+LIMITATIONS = {
+    1: (
+        "virtual ranks are streams of one GPU: no bus lies between them, so times are those of protocol and kernels",
+        "processes on one GPU are time-sliced: they show that results are right, not how fast",
+        "no SM120 device was used",
+    ),
+    2: ("the GPUs are linked by NVLink, not PCIe", "no SM120 device was used"),
+}
+_MARK = "RESULT "
+
+
+def step(name: str, peers: Path | None) -> object:
+    """Do one step in this process."""
+    sys.path[:0] = [str(HERE), str(KERNELS)]
+    if name in {"ranks", "replay", "late"}:
+        import virtual  # noqa: PLC0415
+
+        return {"ranks": virtual.check_all, "replay": virtual.replay, "late": virtual.late_and_absent}[name]()
+    if name == "topk":
+        import topk_checks  # noqa: PLC0415
+
+        return topk_checks.check_all()
+    if name in {"times", "topk_times"}:
+        import timing  # noqa: PLC0415
+
+        if peers is None:
+            raise SystemExit("--peers names the library made from peers.cu; without it nothing is compared")
+        return timing.topk(peers) if name == "topk_times" else timing.all_reduce(peers, (4, 2, 8), (4096, 7168))
+    if name == "small":
+        import sanitized  # noqa: PLC0415
+
+        return sanitized.small()
+    if name == "pair_times":
+        import pair  # noqa: PLC0415
+
+        return pair.times(peers)
+    import processes  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    several = torch.cuda.device_count() > 1
+    return processes.check_all(one_gpu=not several, worlds=(2,) if several else (2, 4))
+
+
+def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str, object]:
+    """Run a step as a process; its last marked line is its result."""
+    command = [sys.executable, str(HERE / "run.py"), "--step", name]
+    if arguments.peers:
+        command += ["--peers", str(arguments.peers)]
+    if name in {"memcheck", "racecheck"}:
+        tool = shutil.which("compute-sanitizer")
+        if tool is None:
+            return {"verdict": "not run", "why": "compute-sanitizer is not on this machine"}
+        command = [tool, "--tool", name, "--error-exitcode", "9", sys.executable, str(HERE / "run.py"), "--step", "small"]
+    begin = time.monotonic()
+    environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTHONUNBUFFERED": "1"}
+    environment["BLACKWELL_KERNELS_CACHE"] = str(arguments.out / "plans")
+    log = arguments.out / f"{name}.log"
+    with log.open("w") as file:
+        try:
+            code = subprocess.run(
+                command, stdout=file, stderr=subprocess.STDOUT, timeout=seconds, env=environment, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    text = log.read_text()
+    lines = [line for line in text.splitlines() if line.startswith(_MARK)]
+    passed = code == 0 and bool(lines)
+    result: dict[str, object] = {"verdict": "pass" if passed else "fail", "seconds": round(time.monotonic() - begin, 1)}
+    if passed:
+        result["found"] = json.loads(lines[-1].removeprefix(_MARK))
+    else:
+        result["why"] = f"stopped after {seconds} s" if code is None else f"exit code {code}"
+        result["tail"] = text.splitlines()[-25:]
+    return result
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were measured on."""
+    import torch  # noqa: PLC0415
+
+    fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,pcie.link.gen.current"
+    query = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, check=False
+    )
+    links = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
+    return {
+        "gpus": dict(zip(("fields", "values"), (fields.split(","), query.stdout.strip().splitlines()), strict=True)),
+        "links": links.stdout.splitlines() if torch.cuda.device_count() > 1 else [],
+        "torch": torch.__version__,
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(0))),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def main() -> int:
+    """Run the steps, write the record, print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--budget", type=float, default=560.0, help="seconds for all steps together")
+    parser.add_argument("--peers", type=Path)
+    parser.add_argument("--library", type=Path)
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.library:
+        os.environ["BLACKWELL_KERNELS_LIBRARY"] = str(arguments.library.resolve())
+    if arguments.step:
+        print(_MARK + json.dumps(step(arguments.step, arguments.peers)), flush=True)
+        return 0
+    if arguments.out is None:
+        parser.error("--out is needed")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if not arguments.library and not (KERNELS / "blackwell_kernels" / "libblackwell_kernels.so").is_file():
+        subprocess.run([sys.executable, str(KERNELS / "build_native.py"), "--architectures", "90a"], check=True)
+    steps = ONE_GPU if arguments.gpus == 1 else SEVERAL_GPUS
+    wanted = [name for name in arguments.only.split(",") if name] or list(steps)
+    until = time.monotonic() + arguments.budget
+    record: dict[str, object] = {"machine": machine(), "steps": {}, "limitations": LIMITATIONS[min(arguments.gpus, 2)]}
+    results: dict[str, dict[str, object]] = {}
+    for name in wanted:
+        seconds = int(min(steps[name], until - time.monotonic()))
+        results[name] = run_step(name, seconds, arguments) if seconds > 10 else {"verdict": "not run", "why": "no time left"}  # noqa: PLR2004
+        record["steps"] = results
+        record["machine_after"] = machine()
+        (arguments.out / "kernels.json").write_text(json.dumps(record, indent=1))
+        print(f"{name}: {results[name]['verdict']} {results[name].get('seconds', '')} s {results[name].get('why', '')}")
+        for line in results[name].get("tail", [])[-12:]:  # type: ignore[attr-defined]
+            print(f"    {line}")
+        sys.stdout.flush()
+    return 0 if wanted and all(one["verdict"] == "pass" for one in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
