@@ -31,7 +31,9 @@ class RefusedError(Exception):
 def read_project(source: Path) -> dict[str, Any]:
     """The table `project` of a package."""
     try:
-        project: dict[str, Any] = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        project: dict[str, Any] = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))[
+            "project"
+        ]
     except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
         raise RefusedError(f"{source}/pyproject.toml has no project: {error}") from error
     if missing := {"name", "version", "description"} - project.keys():
@@ -59,7 +61,9 @@ def metadata_files(project: dict[str, Any], *, pure: bool) -> dict[str, str]:
     points = ""
     for group, entries in sorted(project.get("entry-points", {}).items()):
         points += f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in sorted(entries.items()))
-    wheel = f"Wheel-Version: 1.0\nGenerator: blackwell-stacks\nRoot-Is-Purelib: {str(pure).lower()}\nTag: {tag}\n"
+    wheel = (
+        f"Wheel-Version: 1.0\nGenerator: blackwell-stacks\nRoot-Is-Purelib: {str(pure).lower()}\nTag: {tag}\n"
+    )
     files = {"METADATA": "\n".join(lines) + "\n", "WHEEL": wheel, "INSTALLER": "blackwell-stacks\n"}
     return files | ({"entry_points.txt": points} if points else {})
 
@@ -131,7 +135,9 @@ def main() -> int:
     for path in (out, *out.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.suffix == ".so" else 0o644)
         os.utime(path, (epoch, epoch), follow_symlinks=False)
-    print(f"{receipt['name']} {receipt['version']}: {receipt['files']} files, {len(receipt['compiled'])} compiled")
+    print(
+        f"{receipt['name']} {receipt['version']}: {receipt['files']} files, {len(receipt['compiled'])} compiled"
+    )
     return 0
 
 

@@ -36,7 +36,7 @@ FILE = load_stack("cu130", ROOT)
 STACK = FILE.stack
 LOCK = read_lock(FILE, ROOT)
 ADDED = ingredients_of(FILE, LOCK, ROOT / "images")
-PLAIN = STACK.model_copy(update={"kernels": None, "patches": ()})
+PLAIN = STACK.model_copy(update={"kernels": None, "patches": (), "local_packages": ()})
 BASE = BaseImage(reference="base:1", image_id="sha256:1", packages={"libc6": "1"}, drift=(), epoch=86400)
 STEP = "#7 [packages 3/9] RUN --mount=type=bind,source=bin EPOCH=1 /run/build/bin/install-layer torch"
 
@@ -120,7 +120,8 @@ def _stages(text: str) -> dict[str, str]:
 
 
 def test_patches_are_the_last_content_and_kernels_are_compiled_once_each():
-    stages = _stages(render_dockerfile(STACK, BASE, ADDED, ROOT / "images", {}, ca=False))
+    without = STACK.model_copy(update={"local_packages": ()})
+    stages = _stages(render_dockerfile(without, BASE, ADDED, ROOT / "images", {}, ca=False))
     assert list(stages) == [
         "packages", "contents", "patched", "kernel-patches", "kernel-sources",
         "kernel-pcie_ipc_comm", "kernel-pcie_ipc_ag_rs", "image",

@@ -12,6 +12,7 @@ import uv
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tooling.base.bootstrap import USER
+from tooling.build.local import local_packages
 from tooling.build.patching import package_directory, plan_files, put_applier, put_toolkit_files
 from tooling.census.architecture import parse_architecture, runs_on
 from tooling.census.rules import Expectation
@@ -44,6 +45,8 @@ SELFTEST_FILES = (
     *(f"tooling/census/reader/{name}.py" for name in ("files", "scan", "span")),
 )
 SHARE = "/opt/stack/share"
+#: Files of `images/kernels` that compile modules of other packages; the rest there is a package of our own.
+COMPILE_FILES = ("compile_kernel.py",)
 #: Kernel modules that an earlier build made; they are no input, since equal inputs made them.
 IMPORTED = "imported"
 
@@ -78,6 +81,7 @@ def stack_document(stack: Stack, added: Ingredients) -> dict[str, Any]:
         "environment": stack.environment,
         "patches": {plan.series: [patch.name for patch in plan.patches] for plan in added.plans},
         "kernels": list(stack.kernels.modules) if stack.kernels else [],
+        "local_packages": list(stack.local_packages),
         "census": required_code(added.census, stack.targets.required) if added.census else [],
     }
 
@@ -138,13 +142,13 @@ def gather(
     for name, wheels in layers.items():
         (context / "layers" / f"{name}.txt").write_text("\n".join([*pin_lines(wheels), ""]), encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__")
-    for folder, name in (
-        ("build", "bin"),
-        ("runtime", "runtime"),
-        ("checks", "checks"),
-        ("kernels", "kernels"),
-    ):
+    for folder, name in (("build", "bin"), ("runtime", "runtime"), ("checks", "checks")):
         shutil.copytree(images / folder, context / name, ignore=ignored)
+    (context / "kernels").mkdir()
+    for name in COMPILE_FILES:
+        shutil.copy2(images / "kernels" / name, context / "kernels")
+    for package in local_packages(stack, images):
+        package.put(context)
     shutil.copy2(uv.find_uv_bin(), context / "bin" / "uv")
     put_toolkit_files(SELFTEST_FILES, context / "runtime" / "lib")
     for library in _CHECK_LIBRARIES:
@@ -217,6 +221,7 @@ def render_dockerfile(
         kernels=stack.kernels,
         kernel_plans=own,
         jobs=stack.budget.compile_jobs,
+        local_packages=local_packages(stack, images),
     )
 
 

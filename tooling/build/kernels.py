@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from tooling import console
-from tooling.build.context import IMPORTED, SHARE
+from tooling.build.context import COMPILE_FILES, IMPORTED, SHARE
 from tooling.build.patching import plan_files
 from tooling.build.record import KernelReceipt
 from tooling.census.architecture import parse_architecture
@@ -59,7 +59,7 @@ def kernel_inputs(
         "base": base.packages or base.reference,
         "lock": lock.content_sha256,
         "patches": list(plan_files(plan for plan in plans if plan.package == stack.kernels.package).values()),
-        "recipe": {path.name: sha256_of_file(path) for path in sorted((images / "kernels").glob("*.py"))},
+        "recipe": {name: sha256_of_file(images / "kernels" / name) for name in COMPILE_FILES},
     }
     return {module: sha256_of({**shared, "module": module}) for module in stack.kernels.modules}
 

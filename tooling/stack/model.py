@@ -197,6 +197,9 @@ class Kernels(Record):
         return value
 
 
+LocalPackage = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
 class Serve(Record):
     """How the image's entrypoint serves.
 
@@ -241,6 +244,7 @@ class Stack(Record):
         allow: Known findings in the image.
         patches: Patch series, in order.
         kernels: Kernel modules compiled into the image.
+        local_packages: Folders of `images/` with a Python package of this repository that the image gets.
         serve: How it serves.
         environment: Variables of the image.
         gates: Gates that a release needs.
@@ -259,6 +263,7 @@ class Stack(Record):
     allow: tuple[Allowance, ...] = ()
     patches: tuple[PatchSeries, ...] = ()
     kernels: Kernels | None = None
+    local_packages: tuple[LocalPackage, ...] = ()
     serve: Serve
     environment: dict[str, str] = Field(default_factory=dict)
     gates: tuple[str, ...] = ()

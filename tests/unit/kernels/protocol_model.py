@@ -127,16 +127,16 @@ def _sum(s: Scenario, owner: int, index: int) -> int:
 
 def _push_two_shot(s: Scenario, rank: int, index: int) -> list[Op]:
     half, rows, peers = s.half(index), s.rows[index], _peers(s, rank)
-    ops = [
-        Op("put", (peer, "rows", half, rank), s.payload(rank, index)) for peer in peers if peer < rows
-    ]
+    ops = [Op("put", (peer, "rows", half, rank), s.payload(rank, index)) for peer in peers if peer < rows]
     if rank < rows:
         ops += [Op("take", (rank, "rows", half, peer), s.payload(peer, index)) for peer in sorted(peers)]
         ops += [Op("put", (peer, "sums", half, rank), _sum(s, rank, index)) for peer in peers]
     elif Fault.NO_END in s.faults:
         return ops
     return ops + [
-        Op("take", (rank, "sums", half, owner), _sum(s, owner, index)) for owner in sorted(peers) if owner < rows
+        Op("take", (rank, "sums", half, owner), _sum(s, owner, index))
+        for owner in sorted(peers)
+        if owner < rows
     ]
 
 

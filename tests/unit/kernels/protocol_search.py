@@ -59,7 +59,9 @@ class ViolationError(Exception):
 class Search:
     """One scenario, compiled to numbers."""
 
-    def __init__(self, scenario: Scenario, *, words: int = 2, dies: int | None = None, late: bool = False) -> None:
+    def __init__(
+        self, scenario: Scenario, *, words: int = 2, dies: int | None = None, late: bool = False
+    ) -> None:
         self.faults = scenario.faults
         self.dies = dies
         self.late = late
@@ -74,12 +76,8 @@ class Search:
         self.boxes = {number for place in boxes for number in self._places(place)}
         flags = {op.place for ops in self.programs for op in ops if op.kind in {"flag", "await"}}
         first = {self._number((place, 0)) for place in flags}
-        self.empty = tuple(
-            scenario.first if number in first else EMPTY for number in range(len(self.names))
-        )
-        self.start = State(
-            (0,) * scenario.world, self.empty, ((),) * scenario.world
-        )
+        self.empty = tuple(scenario.first if number in first else EMPTY for number in range(len(self.names)))
+        self.start = State((0,) * scenario.world, self.empty, ((),) * scenario.world)
 
     def _number(self, place: tuple[object, ...]) -> int:
         if place not in self._numbers:
@@ -137,8 +135,7 @@ class Search:
         if at == _DEAD and Fault.REJOINS_ALONE in self.faults:
             owned = [self.names[number][0][0] == rank for number in range(len(self.empty))]  # type: ignore[index]
             memory = tuple(
-                first if own else now
-                for own, first, now in zip(owned, self.empty, state.memory, strict=True)
+                first if own else now for own, first, now in zip(owned, self.empty, state.memory, strict=True)
             )
             yield f"rank {rank} starts again", self._with(state, rank, _SECOND_LIFE, memory)
         step = self.next_step(rank, at)
@@ -282,7 +279,9 @@ def unordered(scenario: Scenario) -> list[str]:
         else:
             seen = raised[op.place, op.value] if op.kind == "await" else stored[op.place][2]
             if op.kind == "get" and seen[stored[op.place][0]] > clock[stored[op.place][0]]:
-                found.append(f"{op.place}: rank {rank} reads what rank {stored[op.place][0]} may not have stored")
+                found.append(
+                    f"{op.place}: rank {rank} reads what rank {stored[op.place][0]} may not have stored"
+                )
             if op.kind != "get":
                 clock[:] = map(max, clock, seen)
             if op.kind != "await":

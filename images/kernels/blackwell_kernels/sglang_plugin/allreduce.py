@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 METHOD = "blackwell_kernels"
 #: Largest tensor that a group reduces, in bytes; above it the engine's own bandwidth-bound path is the better one.
 MAX_BYTES = 256 * 8192 * 2
+ALIGNMENT = 16
 _FUSION = "sglang.srt.layers.flashinfer_comm_fusion"
 _GATE = "sglang.srt.layers.layer_boundary.residual.add_norm"
 _COORDINATOR = "sglang.srt.distributed.parallel_state.GroupCoordinator"
@@ -163,14 +164,19 @@ def _gate(groups: Groups) -> Callable[..., Any]:
     return hook
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be read in vectors of 16 bytes."""
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+
+
 def why_not_fused(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> str:
     """Why tensors cannot go to the fused kernel, or an empty string; the same on all ranks of a group."""
     if x.dim() != 2:  # noqa: PLR2004  # rows and columns
         return "the input is not a matrix"
     if any(tensor.dtype != torch.bfloat16 for tensor in (x, residual, weight)):
         return f"types {x.dtype}, {residual.dtype}, {weight.dtype} are not all bfloat16"
-    if not all(tensor.is_contiguous() for tensor in (x, residual, weight)):
-        return "a tensor is not contiguous"
+    if not all(is_plain(tensor) for tensor in (x, residual, weight)):
+        return "a tensor is not contiguous, or not aligned to 16 bytes"
     if residual.shape != x.shape or weight.shape != x.shape[1:]:
         return "input, residual and weight do not have one shape"
     return ""
@@ -226,7 +232,7 @@ def _choosing(groups: Groups, counters: Counters) -> Callable[..., Any]:
             return method
         hidden = input_.shape[-1]
         rows = input_.numel() // hidden if hidden else 0
-        if input_.is_contiguous() and groups.find(coordinator, rows, hidden, input_.dtype) is not None:
+        if is_plain(input_) and groups.find(coordinator, rows, hidden, input_.dtype) is not None:
             return METHOD
         counters.fell_back(Feature.ALLREDUCE, f"left to {method or 'NCCL in place'}", f"{rows}x{hidden}")
         return method

@@ -14,6 +14,8 @@ PREFIX = "BLACKWELL_KERNELS"
 DISABLE = f"{PREFIX}_DISABLE"
 STRICT = f"{PREFIX}_STRICT"
 COUNTERS = f"{PREFIX}_COUNTERS"
+#: Variables of the package itself: where its library is, and where measured plans are kept.
+_OTHERS = frozenset({f"{PREFIX}_LIBRARY", f"{PREFIX}_CACHE"})
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
@@ -63,7 +65,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         SettingsError: A switch is neither on nor off, or a variable of ours is unknown (a misspelt one would
             otherwise ask for nothing in silence).
     """
-    known = {feature.variable for feature in Feature} | {DISABLE, STRICT, COUNTERS}
+    known = {feature.variable for feature in Feature} | {DISABLE, STRICT, COUNTERS} | _OTHERS
     unknown = sorted(name for name in environment if name.startswith(PREFIX + "_") and name not in known)
     if unknown:
         raise SettingsError(f"unknown variable {unknown[0]}; known are {', '.join(sorted(known))}")

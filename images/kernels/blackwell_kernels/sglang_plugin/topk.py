@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import blackwell_kernels
 from blackwell_kernels.sglang_plugin.settings import Feature
+from blackwell_kernels.topk import check_topk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import torch
 
     from blackwell_kernels.sglang_plugin.counters import Counters
     from blackwell_kernels.sglang_plugin.settings import Settings
 
 _TARGET = "sglang.kernels.ops.attention.dsv4.topk.topk_transform_paged"
-#: Numbers of selected entries that the kernel is compiled for.
-WIDTHS = (512, 2048)
 
 
 def hooks(_: set[Feature], counters: Counters, __: Settings) -> Mapping[str, Callable[..., Any]]:
@@ -30,16 +29,21 @@ def hooks(_: set[Feature], counters: Counters, __: Settings) -> Mapping[str, Cal
     return {_TARGET: _hook(counters)}
 
 
-def why_not(scores: torch.Tensor, out: torch.Tensor, raw: torch.Tensor | None) -> str:
+def why_not(
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    out: torch.Tensor,
+    raw: torch.Tensor | None,
+) -> str:
     """Why a call cannot go to our kernel, or an empty string."""
     if raw is not None:
         return "raw indices are asked for"
-    if scores.dtype != torch.float32:
-        return f"scores are {scores.dtype}"
-    if out.shape[1] not in WIDTHS:
-        return f"k is {out.shape[1]}"
-    if scores.stride(1) != 1 or not out.is_contiguous():
-        return "a row is not contiguous"
+    try:
+        check_topk(scores, lengths, page_table, page_size, out.shape[1], out)
+    except ValueError as error:
+        return str(error)
     return ""
 
 
@@ -54,7 +58,7 @@ def _hook(counters: Counters) -> Callable[..., Any]:
         out_raw_indices: torch.Tensor | None = None,
     ) -> None:
         shape = f"{scores.shape[0]}x{scores.shape[1]} k {out_page_indices.shape[1]}"
-        reason = why_not(scores, out_page_indices, out_raw_indices)
+        reason = why_not(scores, seq_lens, page_tables, page_size, out_page_indices, out_raw_indices)
         if reason:
             counters.fell_back(Feature.TOPK, reason, shape)
             original(scores, seq_lens, page_tables, out_page_indices, page_size, out_raw_indices)

@@ -1,0 +1,80 @@
+"""Packages of this repository that go into an image beside the wheels, each in layers of its own."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tooling.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tooling.stack.model import Stack
+
+#: What a package is compiled from, where it is compiled at all: this script, run by the image's Python.
+BUILD_SCRIPT = "build_native.py"
+_NATIVE = (BUILD_SCRIPT, "csrc")
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so")
+
+
+@dataclass(frozen=True)
+class LocalPackage:
+    """A package below `images/`.
+
+    Attributes:
+        folder: Name of its folder, which is also the name of its build steps.
+        path: The folder.
+        module: The Python package in it.
+        native: Whether it has code to compile.
+    """
+
+    folder: str
+    path: Path
+    module: str
+    native: bool
+
+    def put(self, context: Path) -> None:
+        """Copy it into a build context: what is compiled and what is not apart, so that each moves its own steps."""
+        target = context / "local" / self.folder
+        shutil.copytree(self.path / self.module, target / "python" / self.module, ignore=_IGNORED)
+        shutil.copy2(self.path / "pyproject.toml", target / "python")
+        if not (context / "packaging").is_dir():
+            shutil.copytree(self.path.parent / "packaging", context / "packaging", ignore=_IGNORED)
+        for name in _NATIVE if self.native else ():
+            source = self.path / name
+            (target / "native").mkdir(exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target / "native" / name, ignore=_IGNORED)
+            elif source.is_file():
+                shutil.copy2(source, target / "native")
+
+
+def local_packages(stack: Stack, images: Path) -> list[LocalPackage]:
+    """The packages of a stack.
+
+    Args:
+        stack: The stack.
+        images: The checkout's `images/`.
+
+    Raises:
+        InputError: A folder has no package.
+    """
+    return [_read(folder, images / folder) for folder in stack.local_packages]
+
+
+def _read(folder: str, path: Path) -> LocalPackage:
+    try:
+        project = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        module = str(project["name"]).replace("-", "_")
+    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+        raise InputError(
+            f"images/{folder} is no package: {error!r}",
+            where="local_packages of the stack",
+            fix="name a folder with pyproject.toml and a package",
+        ) from error
+    if not (path / module / "__init__.py").is_file():
+        raise InputError(f"images/{folder} has no package {module}", where="local_packages of the stack")
+    return LocalPackage(folder=folder, path=path, module=module, native=(path / BUILD_SCRIPT).is_file())
