@@ -7,6 +7,7 @@ the graph was replayed is only known to counters on the device, which come from 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import threading
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
     from blackwell_kernels.sglang_plugin.settings import Feature
 
-SCHEMA = 1
+FORMAT = 1
 INTERVAL_S = 2.0
+#: CU_STREAM_CAPTURE_MODE_RELAXED
+_CAPTURE_MODE_RELAXED = 2
 #: Different shapes that are kept apart; a prefill can bring any number of them.
 MOST_SHAPES = 256
 
@@ -109,14 +112,26 @@ class Counters:
                 str(feature): {name: _copy(value) for name, value in vars(tally).items()}
                 for feature, tally in self.tallies.items()
             }
+        launches, errors = self._read_launches()
         return {
-            "schema": SCHEMA,
+            "format": FORMAT,
             **self.identity,
             "pid": os.getpid(),
             "written": time.time(),
             "features": features,
-            "launches": {name: read() for name, read in self._launches.items()},
+            "launches": launches,
+            "errors": errors,
         }
+
+    def _read_launches(self) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+        """What the groups counted; a group that is closed, or whose context is lost, says so instead."""
+        launches, errors = {}, {}
+        for name, read in self._launches.items():
+            try:
+                launches[name] = read()
+            except RuntimeError as error:
+                errors[name] = str(error)
+        return launches, errors
 
     def write(self) -> None:
         """Replace the file, whole or not at all."""
@@ -142,6 +157,7 @@ class Counters:
         return self._path
 
     def _keep_writing(self, interval_s: float) -> None:
+        relax_capture_checks()
         while True:
             time.sleep(interval_s)
             try:
@@ -149,6 +165,23 @@ class Counters:
             except OSError as error:
                 messages.say(f"the counter file cannot be written any more: {error}")
                 return
+
+
+def relax_capture_checks() -> bool:
+    """Let this thread ask the device while another one captures a CUDA graph.
+
+    In the usual capture mode any thread that, say, waits for a stream of its own spoils the capture
+    (cuThreadExchangeStreamCaptureMode in the CUDA driver API). Reading counters touches no captured stream.
+
+    Returns:
+        Whether there is a driver and it agreed.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+    return int(driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))) == 0
 
 
 def _add(table: dict[str, int], key: str) -> None:
