@@ -1,7 +1,7 @@
 """Lay a package of this repository into site-packages as an installed distribution, in a build step.
 
-Usage: install_package.py SOURCE SITE OUT [LIBRARIES]. SOURCE has `pyproject.toml` and the package's folder; what is
-made lies below OUT at the place SITE. LIBRARIES is a folder of compiled files that go into the package. In: EPOCH.
+Usage: install_package.py SOURCE SITE OUT [LIBRARIES]. SOURCE has `pyproject.toml` and the package's folder;
+what is made lies below OUT at the place SITE. LIBRARIES is a folder of compiled files for it. In: EPOCH.
 
 No build backend is needed, and equal inputs give equal bytes. The receipt in /opt/stack/share/local tells the
 selftest what to expect, since the check of the wheels has seen the image without this package.

@@ -3,7 +3,7 @@
 Prints one JSON line a scenario: exit code, what it printed, what the registry and the counter file say.
 """
 
-# ruff: noqa: T201, S101, INP001
+# ruff: noqa: T201
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ def outcomes(engine, tmp_path_factory) -> dict[str, dict[str, Any]]:
     finally:
         container.remove(force=True)
     assert code == 0, log
-    found = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
+    found = [
+        json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")
+    ]
     return {outcome["name"]: outcome for outcome in found}
 
 

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from blackwell_kernels.sglang_plugin.counters import Counters
@@ -15,12 +16,16 @@ from tooling.errors import InputError
 from tooling.gates.dispatch import (
     DEVICE_KINDS,
     FEATURES,
+    CounterFile,
     dispatch_check,
     dispatch_gate,
     parse_counters,
     read_counters,
 )
-from tooling.gates.records import Verdict
+from tooling.gates.records import Check, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 RMSNORM = "all_reduce_residual_rmsnorm_unrounded"
@@ -34,12 +39,17 @@ def _counters(feature: Feature, rounds: dict[str, int] | None = None, rank: int 
     return counters
 
 
-def _file(counters: Counters, pid: int):
+def _file(counters: Counters, pid: int) -> CounterFile:
     (found,) = parse_counters({"x": json.dumps({**counters.document(), "pid": pid})})
     return found
 
 
-def _check(after, before=(), feature=Feature.ALLREDUCE_RMSNORM, ranks=2):
+def _check(
+    after: Sequence[CounterFile],
+    before: Sequence[CounterFile] = (),
+    feature: Feature = Feature.ALLREDUCE_RMSNORM,
+    ranks: int = 2,
+) -> Check:
     return dispatch_check(feature, before, after, ranks=ranks)
 
 
@@ -55,7 +65,9 @@ def test_features_and_kinds_are_those_of_the_package():
 
 
 def test_launches_of_the_load_on_every_rank_pass():
-    before = [_file(_counters(Feature.ALLREDUCE_RMSNORM, {f"push_one_shot.{RMSNORM}": 40}), pid) for pid in (1, 2)]
+    before = [
+        _file(_counters(Feature.ALLREDUCE_RMSNORM, {f"push_one_shot.{RMSNORM}": 40}), pid) for pid in (1, 2)
+    ]
     counters = _counters(Feature.ALLREDUCE_RMSNORM, {f"push_one_shot.{RMSNORM}": 900, f"calls.{RMSNORM}": 3})
     counters.ran(Feature.ALLREDUCE_RMSNORM, "32x4096")
     counters.fell_back(Feature.ALLREDUCE_RMSNORM, "no group takes the shape", "4000x4096")
@@ -68,14 +80,18 @@ def test_launches_of_the_load_on_every_rank_pass():
 
 def test_requested_and_never_launched_under_the_load_fails():
     """Rounds of the start-up's measurement are no proof."""
-    same = [_file(_counters(Feature.ALLREDUCE_RMSNORM, {f"push_one_shot.{RMSNORM}": 40}), pid) for pid in (1, 2)]
+    same = [
+        _file(_counters(Feature.ALLREDUCE_RMSNORM, {f"push_one_shot.{RMSNORM}": 40}), pid) for pid in (1, 2)
+    ]
     check = _check(same, same)
     assert check.verdict is Verdict.FAIL
     assert check.seen.startswith("0 launches on 0 of 2 ranks")
 
 
 def test_without_a_reading_before_the_load_nobody_knows():
-    after = [_file(_counters(Feature.ALLREDUCE_RMSNORM, {f"push_one_shot.{RMSNORM}": 40}), pid) for pid in (1, 2)]
+    after = [
+        _file(_counters(Feature.ALLREDUCE_RMSNORM, {f"push_one_shot.{RMSNORM}": 40}), pid) for pid in (1, 2)
+    ]
     assert _check(after).verdict is Verdict.INCONCLUSIVE
 
 
@@ -89,7 +105,9 @@ def test_one_rank_that_did_not_run_it_fails():
 
 
 def test_another_features_kernels_prove_nothing():
-    after = [_file(_counters(Feature.ALLREDUCE_RMSNORM, {"push_one_shot.all_reduce": 90}), pid) for pid in (1, 2)]
+    after = [
+        _file(_counters(Feature.ALLREDUCE_RMSNORM, {"push_one_shot.all_reduce": 90}), pid) for pid in (1, 2)
+    ]
     assert _check(after, after).verdict is Verdict.FAIL
 
 
@@ -110,7 +128,9 @@ def test_an_engine_without_the_plugin_fails():
 def test_topk_is_counted_by_its_calls_and_the_gate_says_so():
     counters = _counters(Feature.TOPK)
     counters.ran(Feature.TOPK, "8x4096 k 512")
-    result = dispatch_gate([Feature.TOPK], (), [_file(counters, 1)], ranks=1, started="2026-11-29T00:00:00+00:00")
+    result = dispatch_gate(
+        [Feature.TOPK], (), [_file(counters, 1)], ranks=1, started="2026-11-29T00:00:00+00:00"
+    )
     assert result.verdict is Verdict.PASS
     assert "replays of CUDA graphs are not seen" in result.limitations[0]
 

@@ -33,7 +33,7 @@ some-thing = "some_thing:register"
 
 
 @pytest.fixture
-def source(tmp_path) -> Path:
+def source(tmp_path: Path) -> Path:
     folder = tmp_path / "images" / "thing"
     (folder / "some_thing" / "__pycache__").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PROJECT)
@@ -90,12 +90,16 @@ def test_compiled_files_go_into_the_package(source, tmp_path, monkeypatch):
         (lambda s: (s / "pyproject.toml").write_text("[project]\nname = 'a'\n"), "does not say"),
         (lambda s: shutil.rmtree(s / "some_thing"), "has no package"),
         (
-            lambda s: (s / "pyproject.toml").write_text(PROJECT.replace("[project.", "dependencies = ['x']\n[project.")),
+            lambda s: (s / "pyproject.toml").write_text(
+                PROJECT.replace("[project.", "dependencies = ['x']\n[project.")
+            ),
             "no requirements",
         ),
     ],
 )
-def test_what_is_no_package_is_refused(source, tmp_path, monkeypatch, capsys, edit, message):
+def test_what_is_no_package_is_refused(  # noqa: PLR0917
+    source, tmp_path, monkeypatch, capsys, edit, message
+):
     edit(source)
     monkeypatch.setattr("sys.argv", ["install", str(source), str(SITE), str(tmp_path / "out")])
     assert install_package.main() == 1
@@ -124,7 +128,9 @@ def test_the_selftest_looks_at_every_file(source, tmp_path, monkeypatch):
     assert (good.passed, good.seen) == (True, "some-thing 1.2: 5 files as built")
     assert not _selftest(tmp_path, monkeypatch, ["thing", "another"]).passed
     (site / "some_thing" / "__init__.py").write_text("changed\n")
-    assert "some_thing/__init__.py is missing or not as built" in _selftest(tmp_path, monkeypatch, ["thing"]).seen
+    assert (
+        "some_thing/__init__.py is missing or not as built" in _selftest(tmp_path, monkeypatch, ["thing"]).seen
+    )
 
 
 def test_the_selftest_fails_where_nothing_was_laid_in(tmp_path, monkeypatch):

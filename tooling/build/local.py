@@ -37,7 +37,7 @@ class LocalPackage:
     native: bool
 
     def put(self, context: Path) -> None:
-        """Copy it into a build context: what is compiled and what is not apart, so that each moves its own steps."""
+        """Copy it into a build context, what is compiled apart, so that Python files do not make it compile."""
         target = context / "local" / self.folder
         shutil.copytree(self.path / self.module, target / "python" / self.module, ignore=_IGNORED)
         shutil.copy2(self.path / "pyproject.toml", target / "python")

@@ -1,8 +1,8 @@
 """Fused kernels for GPUs that talk over PCIe: all-reduce with its epilogue, and top-k of the sparse indexer.
 
-Importing needs neither torch nor a GPU: names are loaded when they are first used, so that the SGLang plugin in
-this package can report whatever is wrong with the rest. `require_library` says at once whether the compiled library
-can be used. SM120 code is built and inspected, never run by us: `source-qualified`.
+Importing needs neither torch nor a GPU: names are loaded when they are first used, so that the SGLang plugin
+in this package can report whatever is wrong with the rest. `require_library` says at once whether the compiled
+library can be used. SM120 code is built and inspected, never run by us: `source-qualified`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The ranks' protocol as data: what each rank stores, waits for and reads in each round, one block, one vector.
 
-It follows `images/kernels/csrc/protocol.cuh` and `all_reduce.cuh`. A block of one rank talks to the block of the same
-number of the others alone, and each thread to its own vector, so one of each stands for all. Faults are planted by
-name; without any it is the protocol as built.
+It follows `images/kernels/csrc/protocol.cuh` and `all_reduce.cuh`. A block of one rank talks to the block of
+the same number of the others alone, and each thread to its own vector, so one of each stands for all.
+Faults are planted by name; without any it is the protocol as built.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Every schedule of a scenario, or proof that all of them are one.
 
-`explore` walks the states: which rank runs next, which store in flight lands next (a 16-byte store as two words on
-their own, in any order but on one address), who dies when, who waits too long. `unordered` follows vector clocks
-through one schedule and names every pair of accesses to one place that nothing orders. Ranks are deterministic and
-wait for data, so a scenario without such a pair has one outcome in every schedule; that is partial-order reduction
-at its end, and holds for sizes that no walk through the states could finish.
+`explore` walks the states: which rank runs next, which store in flight lands next (a 16-byte store as two words
+on their own, in any order but on one address), who dies when, who waits too long. `unordered` follows vector
+clocks through one schedule and names every pair of accesses to one place that nothing orders. Ranks are
+deterministic and wait for data, so a scenario without such a pair has one outcome in every schedule; that is
+partial-order reduction at its end, and holds for sizes that no walk through the states could finish.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Search:
     def settle(self, state: State) -> State:
         """Issue all stores that come next: that is seen by nobody before they land."""
         at, flying = list(state.at), list(state.flying)
-        for rank, ops in enumerate(self.compiled):
+        for rank in range(len(self.compiled)):
             while (step := self.next_step(rank, at[rank])) is not None and step[0] in {"put", "flag"}:
                 kind, places, value = step
                 release = kind == "flag" and Fault.RELAXED_FLAG not in self.faults
@@ -246,56 +246,78 @@ def _judge_end(search: Search, state: State, outcome: Outcome) -> None:
         outcome.traps.add(waits)
 
 
+class _Clocks:
+    """One schedule with a vector clock a rank.
+
+    Attributes:
+        found: Pairs of accesses that nothing orders.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.found: list[str] = []
+        self._clocks = [[0] * world for _ in range(world)]
+        #: Place -> who stored there last, what, and his clock then.
+        self._stored: dict[tuple[object, ...], tuple[int, int, list[int]]] = {}
+        self._raised: dict[tuple[tuple[object, ...], int], list[int]] = {}
+        self._readers: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+
+    def run(self, rank: int, op: Op) -> bool:
+        """Do a step, unless it has to wait."""
+        if op.kind == "await" and (op.place, op.value) not in self._raised:
+            return False
+        if op.kind == "take" and self._stored.get(op.place, (0, None, []))[1] != op.value:
+            return False
+        self._clocks[rank][rank] += 1
+        getattr(self, f"_{op.kind}")(rank, op)
+        return True
+
+    def _put(self, rank: int, op: Op) -> None:
+        clock = self._clocks[rank]
+        for reader, time in self._readers.pop(op.place, []):
+            if clock[reader] < time:
+                self.found.append(f"{op.place}: rank {rank} stores while rank {reader} may read")
+        self._stored[op.place] = (rank, op.value, clock.copy())
+
+    def _flag(self, rank: int, op: Op) -> None:
+        self._raised[op.place, op.value] = self._clocks[rank].copy()
+
+    def _await(self, rank: int, op: Op) -> None:
+        self._clocks[rank][:] = map(max, self._clocks[rank], self._raised[op.place, op.value])
+
+    def _take(self, rank: int, op: Op) -> None:
+        self._clocks[rank][:] = map(max, self._clocks[rank], self._stored[op.place][2])
+        self._reads(rank, op)
+
+    def _get(self, rank: int, op: Op) -> None:
+        writer, _, then = self._stored[op.place]
+        if then[writer] > self._clocks[rank][writer]:
+            self.found.append(f"{op.place}: rank {rank} reads what rank {writer} may not have stored")
+        self._reads(rank, op)
+
+    def _reads(self, rank: int, op: Op) -> None:
+        self._readers.setdefault(op.place, []).append((rank, self._clocks[rank][rank]))
+
+
 def unordered(scenario: Scenario) -> list[str]:
     """Pairs of accesses to one place of which nothing makes one come first.
 
-    Follows one schedule with vector clocks: a rank's own order, what it took from a mailbox, and flags of exactly
+    Follows one schedule with vector clocks: a rank's own order, what it took from a mailbox, and flags of just
     the round that it waited for (a later flag orders more, so this is the weakest case).
 
     Raises:
         ViolationError: The schedule does not end: somebody waits for what nobody sends.
     """
     programs = [[op for steps in program(scenario, rank) for op in steps] for rank in range(scenario.world)]
+    clocks = _Clocks(scenario.world)
     at = [0] * scenario.world
-    clocks = [[0] * scenario.world for _ in programs]
-    stored: dict[tuple[object, ...], tuple[int, int, list[int]]] = {}
-    raised: dict[tuple[tuple[object, ...], int], list[int]] = {}
-    readers: dict[tuple[object, ...], list[tuple[int, int]]] = {}
-    found: list[str] = []
-
-    def run(rank: int, op: Op) -> bool:
-        clock = clocks[rank]
-        if op.kind == "await" and (op.place, op.value) not in raised:
-            return False
-        if op.kind == "take" and (op.place not in stored or stored[op.place][1] != op.value):
-            return False
-        clock[rank] += 1
-        if op.kind == "put":
-            late = [reader for reader, time in readers.pop(op.place, []) if clock[reader] < time]
-            found.extend(f"{op.place}: rank {rank} stores while rank {reader} may read" for reader in late)
-            stored[op.place] = (rank, op.value, clock.copy())
-        elif op.kind == "flag":
-            raised[op.place, op.value] = clock.copy()
-        else:
-            seen = raised[op.place, op.value] if op.kind == "await" else stored[op.place][2]
-            if op.kind == "get" and seen[stored[op.place][0]] > clock[stored[op.place][0]]:
-                found.append(
-                    f"{op.place}: rank {rank} reads what rank {stored[op.place][0]} may not have stored"
-                )
-            if op.kind != "get":
-                clock[:] = map(max, clock, seen)
-            if op.kind != "await":
-                readers.setdefault(op.place, []).append((rank, clock[rank]))
-        return True
-
     moved = True
     while moved:
         moved = False
         for rank, ops in enumerate(programs):
-            while at[rank] < len(ops) and run(rank, ops[at[rank]]):
+            while at[rank] < len(ops) and clocks.run(rank, ops[at[rank]]):
                 at[rank] += 1
                 moved = True
     waiting = [rank for rank, ops in enumerate(programs) if at[rank] < len(ops)]
     if waiting:
         raise ViolationError(f"ranks {waiting} wait for what nobody sends")
-    return found
+    return clocks.found

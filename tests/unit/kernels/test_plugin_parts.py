@@ -41,7 +41,7 @@ class Group:
 
 
 @pytest.fixture
-def engine(tmp_path) -> Path:
+def engine(tmp_path: Path) -> Path:
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "__init__.py").write_text("def start():\n    return 1\n")
     (tmp_path / "engine" / "comm.py").write_text(ENGINE)
@@ -114,10 +114,13 @@ def test_a_feature_without_seams_is_no_feature(monkeypatch, engine):
 
 def test_switches():
     settings = read_settings({"BLACKWELL_KERNELS_TOPK": "1", "BLACKWELL_KERNELS_STRICT": "off", "PATH": "/bin"})
-    assert (settings.requested, settings.strict, settings.counters) == ({Feature.TOPK}, False, None)
+    assert settings.requested == {Feature.TOPK}
+    assert (settings.strict, settings.counters) == (False, None)
     assert read_settings({}).requested == frozenset()
     assert read_settings({"BLACKWELL_KERNELS_DISABLE": "yes"}).disabled
-    assert read_settings({"BLACKWELL_KERNELS_LIBRARY": "/x", "BLACKWELL_KERNELS_CACHE": "/y"}).requested == set()
+    assert (
+        read_settings({"BLACKWELL_KERNELS_LIBRARY": "/x", "BLACKWELL_KERNELS_CACHE": "/y"}).requested == set()
+    )
 
 
 @pytest.mark.parametrize(

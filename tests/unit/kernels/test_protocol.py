@@ -56,7 +56,7 @@ def test_without_a_second_half_a_fast_rank_overwrites_what_was_not_read(path):
     assert _violation(path, 2, (2, 2, 2), Fault.SINGLE_BUFFER)
 
 
-@pytest.mark.parametrize("path", (*_ONE_SHOT, Path.PULL_TWO_SHOT))
+@pytest.mark.parametrize("path", [*_ONE_SHOT, Path.PULL_TWO_SHOT])
 def test_a_round_chosen_on_the_host_breaks_when_a_graph_is_replayed(path):
     assert _violation(path, 2, (2, 2, 2), Fault.HOST_ROUND)
 

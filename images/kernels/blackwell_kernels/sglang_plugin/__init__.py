@@ -1,7 +1,7 @@
 """SGLang plugin: puts this package's kernels behind the engine's own functions, and proves that it did.
 
-Entry point `sglang.srt.plugins`. SGLang loads plugins in every one of its processes and swallows what they raise,
-so this one reports each outcome in the log and in a counter file, and in strict mode ends the process itself.
+Entry point `sglang.srt.plugins`. SGLang loads plugins in every one of its processes and swallows what they
+raise, so this one reports each outcome in the log and in a counter file, and in strict mode ends the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hooks of the all-reduce kernels: made before graphs are captured, asked for every call, refused by shape.
 
-Every decision rests on what all ranks of a group share (shapes, types, what was prepared): a rank that took another
-way than its peers would leave them waiting.
+Every decision rests on what all ranks of a group share (shapes, types, what was prepared): a rank that took
+another way than its peers would leave them waiting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: What `_resolve_outplace_all_reduce_method` answers for ours; SGLang's own names are others.
 METHOD = "blackwell_kernels"
-#: Largest tensor that a group reduces, in bytes; above it the engine's own bandwidth-bound path is the better one.
+#: Largest tensor that a group reduces, in bytes; above it the engine's own path, bound by bandwidth, is better.
 MAX_BYTES = 256 * 8192 * 2
 ALIGNMENT = 16
 _FUSION = "sglang.srt.layers.flashinfer_comm_fusion"
@@ -166,7 +166,7 @@ def _gate(groups: Groups) -> Callable[..., Any]:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor can be read in vectors of 16 bytes."""
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+    return bool(tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0)
 
 
 def why_not_fused(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> str:

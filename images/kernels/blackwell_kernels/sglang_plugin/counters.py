@@ -1,7 +1,7 @@
 """Who ran and who fell back, counted where the decision is made and written where a gate can read it.
 
-One JSON file a process, replaced whole. A host call that is captured into a CUDA graph is counted once; how often
-the graph was replayed is only known to counters on the device, which come from the kernels' own groups.
+One JSON file a process, replaced whole. A host call that is captured into a CUDA graph is counted once; how
+often the graph was replayed is only known to counters on the device, which come from the kernels' own groups.
 """
 
 from __future__ import annotations
