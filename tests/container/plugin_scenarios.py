@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,6 +84,65 @@ _SCENARIOS: dict[str, tuple[Callable[[], None], dict[str, str]]] = {
 }
 
 
+class _Group:
+    """Stands for a group of kernels, which no machine without a GPU has: takes up to four rows of 256."""
+
+    def supports(self, rows: int, hidden: int, dtype: Any) -> bool:
+        return rows <= 4 and hidden == 256 and str(dtype) == "torch.bfloat16"
+
+    def all_reduce(self, x: Any) -> Any:
+        return x * 2
+
+    def all_reduce_residual_rmsnorm(self, x: Any, residual: Any, weight: Any, eps: float) -> Any:
+        return x * 2 * weight + eps, residual + x * 2
+
+
+def _dispatch() -> dict[str, Any]:
+    """Which way calls go, by the hooks themselves."""
+    torch, hooks = (importlib.import_module(n) for n in ("torch", "blackwell_kernels.sglang_plugin.allreduce"))
+    settings = importlib.import_module("blackwell_kernels.sglang_plugin.settings")
+    counters = importlib.import_module("blackwell_kernels.sglang_plugin.counters").Counters({})
+    coordinator = SimpleNamespace(ranks=[0, 1], world_size=2)
+    groups = hooks.Groups({settings.Feature.ALLREDUCE, settings.Feature.ALLREDUCE_RMSNORM}, counters, None)
+    groups._by_ranks[0, 1] = [_Group()]
+    groups._fused = [(coordinator, 256, torch.bfloat16)]
+    sys.modules["sglang.srt.layers.flashinfer_comm_fusion"].resolve_fusion_group = (  # type: ignore[attr-defined]
+        lambda **_: (2, 0, coordinator)
+    )
+    fused, choosing = hooks._fused(groups, counters), hooks._choosing(groups, counters)
+    reducing = hooks._reducing(groups, counters)
+
+    def rows(number: int, dtype: Any = torch.bfloat16) -> Any:
+        return torch.ones(number, 256, dtype=dtype)
+
+    def fuse(x: Any, **options: Any) -> str:
+        result = fused(
+            lambda *_, **__: ("engine",), x, torch.ones_like(x), torch.ones_like(x[0]), 0.5, **options
+        )
+        return "declined" if result == (None, None) else f"{result[0][0, 0]:g} {result[1][0, 0]:g}"
+
+    def choose(x: Any, engine: str | None) -> str:
+        return str(choosing(lambda *_: engine, coordinator, x))
+
+    coordinator._resolve_outplace_all_reduce_method = lambda x: choose(x, None)
+    answers = {
+        "fused": fuse(rows(4), use_attn_tp_group=False),
+        "too many rows": fuse(rows(5)),
+        "wrong type": fuse(rows(4, torch.float32)),
+        "not contiguous": fuse(rows(8)[::2]),
+        "fuses 4": str(groups.fuses(4)),
+        "fuses 5": str(groups.fuses(5)),
+        "chosen": choose(rows(4), "pynccl"),
+        "left on NVLink": choose(rows(4), "ca"),
+        "left": choose(rows(5), "pynccl"),
+        "reduced": f"{reducing(lambda *_: None, coordinator, rows(4).view(2, 2, 256), 'auto')[0, 0, 0]:g}",
+        "not ours": str(reducing(lambda *_: "engine", coordinator, rows(5), "auto")),
+    }
+    groups._off = True
+    answers["after a failed group"] = choose(rows(4), "pynccl")
+    return {"answers": answers, "counters": counters.document()["features"]}
+
+
 def _is_ours(function: Any) -> bool:
     """Whether SGLang's wrapper around a function calls into our package."""
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -103,7 +163,10 @@ def _scenario(prepare: Callable[[], None], environment: dict[str, str]) -> None:
         for module in (sys.modules[name],)
     }
     registry = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
-    print("STATE " + json.dumps({"wrapped": wrapped, "patched": sorted(registry._patched)}))
+    state = {"wrapped": wrapped, "patched": sorted(registry._patched)}
+    if all(wrapped.values()):
+        state |= {"dispatch": _dispatch()}
+    print("STATE " + json.dumps(state))
 
 
 def _run(name: str) -> dict[str, Any]:

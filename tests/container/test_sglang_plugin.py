@@ -8,8 +8,12 @@ from typing import Any
 
 import install_package
 import pytest
+from blackwell_kernels.sglang_plugin.counters import Counters
+from blackwell_kernels.sglang_plugin.settings import Feature
 
 from tooling.boot.dry_boot import STUBS
+from tooling.gates.records import Verdict
+from tooling.verify.dispatch import DispatchProof
 
 pytestmark = pytest.mark.container
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +118,29 @@ def test_hooks_are_applied_and_copies_of_the_functions_too(outcomes):
     assert "sglang.kernels.ops.attention.dsv4.topk.topk_transform_paged" in outcome["state"]["patched"]
 
 
+def test_each_call_goes_to_our_kernel_or_the_engines_own_way_and_is_counted(outcomes):
+    dispatch = outcomes["hooked"]["state"]["dispatch"]
+    assert dispatch["answers"] == {
+        "fused": "2.5 3",
+        "too many rows": "declined",
+        "wrong type": "declined",
+        "not contiguous": "declined",
+        "fuses 4": "True",
+        "fuses 5": "False",
+        "chosen": "blackwell_kernels",
+        "left on NVLink": "ca",
+        "left": "pynccl",
+        "reduced": "2",
+        "not ours": "engine",
+        "after a failed group": "pynccl",
+    }
+    fused, plain = (dispatch["counters"][name] for name in ("allreduce-rmsnorm", "allreduce"))
+    assert (fused["state"], fused["calls"], fused["shapes"]) == ("ACTIVE", 1, {"4x256": 1})
+    assert sum(fused["fallbacks"].values()) == 3
+    assert fused["fallback_shapes"] == {"5x256": 1, "4x256": 2}
+    assert (plain["state"], plain["calls"]) == ("ACTIVE", 1)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -128,3 +155,28 @@ def test_what_cannot_be_had_is_disabled_and_said(outcomes, name, reason):
     assert set(_states(outcome).values()) == {"DISABLED"}
     assert reason in _said(outcome)
     assert not any(outcome["state"]["wrapped"].values())
+
+
+def test_the_gate_reads_the_files_out_of_a_running_container(engine, tmp_path):
+    """A stack that asks for kernels which never ran does not pass, whatever else is right."""
+    counters = Counters({"package": "0.1.0", "engine": "sglang 0.5.23", "strict": False, "rank": None})
+    counters.disable(Feature.TOPK, "not active: no CUDA device")
+    counters.export_to(tmp_path, interval_s=3600)
+    environment = {"BLACKWELL_KERNELS_TOPK": "1", "BLACKWELL_KERNELS_COUNTERS": "/counters"}
+    container = engine.containers.create(
+        IMAGE,
+        ["-c", "import time; time.sleep(600)"],
+        entrypoint="/opt/stack/bin/python",
+        volumes={str(tmp_path): {"bind": "/counters", "mode": "ro"}},
+        network_mode="none",
+    )
+    try:
+        container.start()
+        proof = DispatchProof(engine, container.id, environment)
+        (gate,) = proof.gates({"tp_size": 1}, tmp_path)
+        assert DispatchProof(engine, container.id, {}).gates(None, tmp_path) == ()
+    finally:
+        container.remove(force=True)
+    assert gate.verdict is Verdict.FAIL
+    assert "no CUDA device" in gate.checks[0].seen
+    assert len(gate.evidence) == 1

@@ -25,6 +25,7 @@ from tooling.stack import load_stack
 from tooling.triage.features import feature_table
 from tooling.triage.gate import triage_gate
 from tooling.verify.arguments import arguments_gate
+from tooling.verify.dispatch import DispatchProof
 from tooling.verify.record import VerifyRecord
 
 if TYPE_CHECKING:
@@ -136,8 +137,10 @@ def verify_stack(
             version=stack.engine.version,
             device=device,
         ) as endpoint:
+            proof = DispatchProof(client, endpoint.facts.container_id, stack.environment)
             correctness, throughput, measured = _load_gates(endpoint, todo)
             info = _server_info(endpoint.url)
+            gates += proof.gates(info, evidence)
             # Read before the stop that we ask for: what comes after it is not the engine's doing.
             report = endpoint.report()
         features = feature_table(

@@ -155,7 +155,13 @@ class TopkPeer:
         """One launch on the current stream."""
         rows, columns = self.logits.shape
         status = self.library.peer_topk(
-            *(self.logits.data_ptr(), self.out.data_ptr(), self.table.data_ptr(), columns, self.lengths.data_ptr()),
+            *(
+                self.logits.data_ptr(),
+                self.out.data_ptr(),
+                self.table.data_ptr(),
+                columns,
+                self.lengths.data_ptr(),
+            ),
             *(rows, self.k, columns, self.state.data_ptr(), int(deterministic), _stream()),
         )
         _ok(status, "flashinfer top-k")

@@ -86,7 +86,17 @@ def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str
         tool = shutil.which("compute-sanitizer")
         if tool is None:
             return {"verdict": "not run", "why": "compute-sanitizer is not on this machine"}
-        command = [tool, "--tool", name, "--error-exitcode", "9", sys.executable, str(HERE / "run.py"), "--step", "small"]
+        command = [
+            tool,
+            "--tool",
+            name,
+            "--error-exitcode",
+            "9",
+            sys.executable,
+            str(HERE / "run.py"),
+            "--step",
+            "small",
+        ]
     begin = time.monotonic()
     environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTHONUNBUFFERED": "1"}
     environment["BLACKWELL_KERNELS_CACHE"] = str(arguments.out / "plans")
@@ -101,7 +111,10 @@ def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str
     text = log.read_text()
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
     passed = code == 0 and bool(lines)
-    result: dict[str, object] = {"verdict": "pass" if passed else "fail", "seconds": round(time.monotonic() - begin, 1)}
+    result: dict[str, object] = {
+        "verdict": "pass" if passed else "fail",
+        "seconds": round(time.monotonic() - begin, 1),
+    }
     if passed:
         result["found"] = json.loads(lines[-1].removeprefix(_MARK))
     else:
@@ -116,11 +129,16 @@ def machine() -> dict[str, object]:
 
     fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,pcie.link.gen.current"
     query = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     links = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
     return {
-        "gpus": dict(zip(("fields", "values"), (fields.split(","), query.stdout.strip().splitlines()), strict=True)),
+        "gpus": dict(
+            zip(("fields", "values"), (fields.split(","), query.stdout.strip().splitlines()), strict=True)
+        ),
         "links": links.stdout.splitlines() if torch.cuda.device_count() > 1 else [],
         "torch": torch.__version__,
         "capability": ".".join(map(str, torch.cuda.get_device_capability(0))),
@@ -152,15 +170,25 @@ def main() -> int:
     steps = ONE_GPU if arguments.gpus == 1 else SEVERAL_GPUS
     wanted = [name for name in arguments.only.split(",") if name] or list(steps)
     until = time.monotonic() + arguments.budget
-    record: dict[str, object] = {"machine": machine(), "steps": {}, "limitations": LIMITATIONS[min(arguments.gpus, 2)]}
+    record: dict[str, object] = {
+        "machine": machine(),
+        "steps": {},
+        "limitations": LIMITATIONS[min(arguments.gpus, 2)],
+    }
     results: dict[str, dict[str, object]] = {}
     for name in wanted:
         seconds = int(min(steps[name], until - time.monotonic()))
-        results[name] = run_step(name, seconds, arguments) if seconds > 10 else {"verdict": "not run", "why": "no time left"}  # noqa: PLR2004
+        results[name] = (
+            run_step(name, seconds, arguments)
+            if seconds > 10
+            else {"verdict": "not run", "why": "no time left"}
+        )  # noqa: PLR2004
         record["steps"] = results
         record["machine_after"] = machine()
         (arguments.out / "kernels.json").write_text(json.dumps(record, indent=1))
-        print(f"{name}: {results[name]['verdict']} {results[name].get('seconds', '')} s {results[name].get('why', '')}")
+        print(
+            f"{name}: {results[name]['verdict']} {results[name].get('seconds', '')} s {results[name].get('why', '')}"
+        )
         for line in results[name].get("tail", [])[-12:]:  # type: ignore[attr-defined]
             print(f"    {line}")
         sys.stdout.flush()

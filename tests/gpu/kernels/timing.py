@@ -95,6 +95,7 @@ def _row(library: ctypes.CDLL, ranks: virtual.Ranks, rows: int, hidden: int) -> 
     xs, residual, weight = reference.inputs(ranks.world, rows, hidden, rows)
     rounds = virtual.rounds_of(_FUSED, xs, residual, weight)
     torch.cuda.synchronize()
+
     def times_of_ours() -> dict[str, dict[str, float]]:
         found = {}
         for path, name in enumerate(plans.PATHS):
@@ -159,13 +160,17 @@ def topk(path: Path) -> list[dict[str, object]]:
                 "ours": time_graph(repeated(run_ours)),
                 "flashinfer": time_graph(repeated(partial(rival.run, deterministic=False))),
                 "flashinfer deterministic": time_graph(repeated(partial(rival.run, deterministic=True))),
-                "torch.topk alone": time_graph(repeated(partial(torch.topk, logits, k, sorted=False)), rounds=5),
+                "torch.topk alone": time_graph(
+                    repeated(partial(torch.topk, logits, k, sorted=False)), rounds=5
+                ),
             }
             rival.run(deterministic=False)
             torch.cuda.synchronize()
             seen = topk_checks.expected(logits, lengths, rival.table, 1, k)
             if not torch.equal(rival.out.sort(1).values, seen.sort(1).values):
-                raise reference.WrongError(f"flashinfer's top-k is not what is compared with: {rows}x{columns} k={k}")
+                raise reference.WrongError(
+                    f"flashinfer's top-k is not what is compared with: {rows}x{columns} k={k}"
+                )
             short = lengths.clone()
             lengths.fill_(min(columns, 2 * k))
             times["ours, length 2k"] = time_graph(repeated(run_ours))

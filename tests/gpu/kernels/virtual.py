@@ -192,7 +192,12 @@ def replay(replays: int = 100_000) -> dict[str, object]:
     if sum(counts[0].values()) != 2 * replays or any(count != counts[0] for count in counts):
         raise reference.WrongError(f"{2 * replays} rounds were replayed, the device counted {counts}")
     ranks.close()
-    return {"replays": replays, "rounds": 2 * replays, "checked_with_fresh_inputs": checked, "counted": counts[0]}
+    return {
+        "replays": replays,
+        "rounds": 2 * replays,
+        "checked_with_fresh_inputs": checked,
+        "counted": counts[0],
+    }
 
 
 def late_and_absent() -> dict[str, object]:
