@@ -107,16 +107,23 @@ class AllReduceGroup:
                 raise
         self.number = register_group(self)
 
-    def _make(self, ranks_on_device: int, first_round: int, *, measure: bool, patience: float) -> dict[int, Plan]:
+    def _make(
+        self, ranks_on_device: int, first_round: int, *, measure: bool, patience: float
+    ) -> dict[int, Plan]:
         agree, gather = self._vote.agree, self._vote.gather
-        one_shot_bytes = _ONE_SHOT_BYTES if self.group_size > WORLDS[0] else self.max_rows * 2 * self.hidden_sizes[-1]
+        one_shot_bytes = (
+            _ONE_SHOT_BYTES if self.group_size > WORLDS[0] else self.max_rows * 2 * self.hidden_sizes[-1]
+        )
         one_shot_rows = min(self.max_rows, max(1, one_shot_bytes // (2 * self.hidden_sizes[-1])))
         sizes = Sizes(self.group_size, self.max_rows, one_shot_rows, self.hidden_sizes[-1])
         agree("no library", require_library)
         mine = agree(
-            "no launch is possible", lambda: resident_blocks(self.group_size, self.hidden_sizes, ranks_on_device)
+            "no launch is possible",
+            lambda: resident_blocks(self.group_size, self.hidden_sizes, ranks_on_device),
         )
-        by_rank = [struct.unpack(f"<{len(mine)}i", data) for data in gather(struct.pack(f"<{len(mine)}i", *mine))]
+        by_rank = [
+            struct.unpack(f"<{len(mine)}i", data) for data in gather(struct.pack(f"<{len(mine)}i", *mine))
+        ]
         blocks = [min(column) for column in zip(*by_rank, strict=True)]
 
         def allocate() -> Slab:

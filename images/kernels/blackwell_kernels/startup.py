@@ -96,9 +96,7 @@ def find_plans(
     return chosen
 
 
-def _facts(
-    slab: Slab, vote: Vote, hidden_sizes: Sequence[int], device: torch.device
-) -> dict[str, object]:
+def _facts(slab: Slab, vote: Vote, hidden_sizes: Sequence[int], device: torch.device) -> dict[str, object]:
     """What a plan depends on; gathered, so that every rank has the same."""
     properties = torch.cuda.get_device_properties(device)
     mine = {

@@ -42,7 +42,9 @@ def timed(rank: int, world: int, device: int, exchange: Callable[[bytes], list[b
     from blackwell_kernels import AllReduceGroup, plans  # noqa: PLC0415
 
     torch.cuda.set_device(device)
-    torch.distributed.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", device))
+    torch.distributed.init_process_group(
+        "nccl", rank=rank, world_size=world, device_id=torch.device("cuda", device)
+    )
     group = AllReduceGroup(world, rank, exchange, 256 * max(_HIDDEN) * 2, _HIDDEN, device, patience=30.0)
     rows_found = []
     for hidden in _HIDDEN:
@@ -70,7 +72,9 @@ def timed(rank: int, world: int, device: int, exchange: Callable[[bytes], list[b
             exchange(b"ready")
             found[f"NCCL, then {norm.name}"] = timing.time_graph(timing.repeated(nccl))
             planned = plans.PATHS[group.plans[hidden].path(rows)]
-            rows_found.append({"world": world, "hidden": hidden, "rows": rows, "planned": planned, "times": found})
+            rows_found.append(
+                {"world": world, "hidden": hidden, "rows": rows, "planned": planned, "times": found}
+            )
     group.close()
     torch.distributed.destroy_process_group()
     return rows_found

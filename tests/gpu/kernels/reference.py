@@ -94,7 +94,9 @@ def error_of_norm(
 
 
 def _same(seen: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
-    different = (seen.view(torch.int16) != wanted.view(torch.int16)) & ~(torch.isnan(seen) & torch.isnan(wanted))
+    different = (seen.view(torch.int16) != wanted.view(torch.int16)) & ~(
+        torch.isnan(seen) & torch.isnan(wanted)
+    )
     if different.any():
         row, column = (int(i) for i in different.nonzero()[0])
         raise WrongError(

@@ -16,8 +16,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "images" / "kernels"
@@ -43,6 +45,8 @@ LIMITATIONS = {
     2: ("the GPUs are linked by NVLink, not PCIe", "no SM120 device was used"),
 }
 _MARK = "RESULT "
+#: A line of a table that is not complete yet.
+_ROW = "ROW "
 
 
 def step(name: str, peers: Path | None) -> object:
@@ -86,11 +90,21 @@ def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str
         tool = shutil.which("compute-sanitizer")
         if tool is None:
             return {"verdict": "not run", "why": "compute-sanitizer is not on this machine"}
-        command = [tool, "--tool", name, "--error-exitcode", "9", sys.executable, str(HERE / "run.py"), "--step", "small"]
+        command = [
+            tool,
+            "--tool",
+            name,
+            "--error-exitcode",
+            "9",
+            sys.executable,
+            str(HERE / "run.py"),
+            "--step",
+            "small",
+        ]
     begin = time.monotonic()
     environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTHONUNBUFFERED": "1"}
-    environment["BLACKWELL_KERNELS_CACHE"] = str(arguments.out / "plans")
-    log = arguments.out / f"{name}.log"
+    environment["BLACKWELL_KERNELS_CACHE"] = tempfile.mkdtemp(prefix="kernels-plans-")
+    log = Path(tempfile.mkdtemp(prefix="kernels-")) / f"{name}.log"
     with log.open("w") as file:
         try:
             code = subprocess.run(
@@ -99,15 +113,43 @@ def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str
         except subprocess.TimeoutExpired:
             code = None
     text = log.read_text()
+    with (arguments.out / "steps.log").open("a") as file:
+        file.write(f"===== {name}\n{text}\n")
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
     passed = code == 0 and bool(lines)
-    result: dict[str, object] = {"verdict": "pass" if passed else "fail", "seconds": round(time.monotonic() - begin, 1)}
+    result: dict[str, object] = {
+        "verdict": "pass" if passed else "fail",
+        "seconds": round(time.monotonic() - begin, 1),
+    }
     if passed:
         result["found"] = json.loads(lines[-1].removeprefix(_MARK))
     else:
         result["why"] = f"stopped after {seconds} s" if code is None else f"exit code {code}"
-        result["tail"] = text.splitlines()[-25:]
+        result["tail"] = [line for line in text.splitlines() if not line.startswith(_ROW)][-25:]
+        result["rows_until_then"] = [
+            json.loads(line.removeprefix(_ROW)) for line in text.splitlines() if line.startswith(_ROW)
+        ]
     return result
+
+
+def summary(name: str, result: dict[str, Any]) -> list[str]:
+    """What a person wants to see of a step."""
+    lines = list(result.get("tail", ()))[-12:]
+    rows = result.get("found", result.get("rows_until_then", ()))
+    for row in rows if name in {"times", "topk_times", "pair_times"} else ():
+        if name == "times":
+            best, rival = row["best_of_ours"], row["best_peer"]
+            lines.append(
+                f"W={row['world']} {row['rows']}x{row['hidden']}: {best} {row['ours'][best]['median']} "
+                f"(again {row['ours_again'][best]['median']}), {rival} {row['peers'][rival]['median']} us: {row['ratio']}"
+            )
+        else:
+            times = row.get("times", row)
+            medians = "  ".join(f"{key} {one['median']}" for key, one in times.items() if isinstance(one, dict))
+            lines.append(
+                f"{row['rows']}x{row.get('hidden', row.get('columns'))} {row.get('k', '')}: {medians} us"
+            )
+    return lines
 
 
 def machine() -> dict[str, object]:
@@ -116,11 +158,16 @@ def machine() -> dict[str, object]:
 
     fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,pcie.link.gen.current"
     query = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     links = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
     return {
-        "gpus": dict(zip(("fields", "values"), (fields.split(","), query.stdout.strip().splitlines()), strict=True)),
+        "gpus": dict(
+            zip(("fields", "values"), (fields.split(","), query.stdout.strip().splitlines()), strict=True)
+        ),
         "links": links.stdout.splitlines() if torch.cuda.device_count() > 1 else [],
         "torch": torch.__version__,
         "capability": ".".join(map(str, torch.cuda.get_device_capability(0))),
@@ -152,16 +199,26 @@ def main() -> int:
     steps = ONE_GPU if arguments.gpus == 1 else SEVERAL_GPUS
     wanted = [name for name in arguments.only.split(",") if name] or list(steps)
     until = time.monotonic() + arguments.budget
-    record: dict[str, object] = {"machine": machine(), "steps": {}, "limitations": LIMITATIONS[min(arguments.gpus, 2)]}
+    record: dict[str, object] = {
+        "machine": machine(),
+        "steps": {},
+        "limitations": LIMITATIONS[min(arguments.gpus, 2)],
+    }
     results: dict[str, dict[str, object]] = {}
     for name in wanted:
         seconds = int(min(steps[name], until - time.monotonic()))
-        results[name] = run_step(name, seconds, arguments) if seconds > 10 else {"verdict": "not run", "why": "no time left"}  # noqa: PLR2004
+        results[name] = (
+            run_step(name, seconds, arguments)
+            if seconds > 10
+            else {"verdict": "not run", "why": "no time left"}
+        )  # noqa: PLR2004
         record["steps"] = results
         record["machine_after"] = machine()
         (arguments.out / "kernels.json").write_text(json.dumps(record, indent=1))
-        print(f"{name}: {results[name]['verdict']} {results[name].get('seconds', '')} s {results[name].get('why', '')}")
-        for line in results[name].get("tail", [])[-12:]:  # type: ignore[attr-defined]
+        print(
+            f"{name}: {results[name]['verdict']} {results[name].get('seconds', '')} s {results[name].get('why', '')}"
+        )
+        for line in summary(name, results[name]):
             print(f"    {line}")
         sys.stdout.flush()
     return 0 if wanted and all(one["verdict"] == "pass" for one in results.values()) else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from functools import partial
 from typing import TYPE_CHECKING
@@ -86,6 +87,7 @@ def all_reduce(path: Path, worlds: tuple[int, ...], hidden_sizes: tuple[int, ...
             ranks = virtual.Ranks(world, max(ROWS), hidden, patience=5.0)
             for rows in ROWS:
                 table.append(_row(library, ranks, rows, hidden))
+                print("ROW " + json.dumps(table[-1]), flush=True)
                 print(_line(table[-1]), flush=True)
             ranks.close()
     return table
@@ -95,6 +97,7 @@ def _row(library: ctypes.CDLL, ranks: virtual.Ranks, rows: int, hidden: int) -> 
     xs, residual, weight = reference.inputs(ranks.world, rows, hidden, rows)
     rounds = virtual.rounds_of(_FUSED, xs, residual, weight)
     torch.cuda.synchronize()
+
     def times_of_ours() -> dict[str, dict[str, float]]:
         found = {}
         for path, name in enumerate(plans.PATHS):
@@ -159,18 +162,23 @@ def topk(path: Path) -> list[dict[str, object]]:
                 "ours": time_graph(repeated(run_ours)),
                 "flashinfer": time_graph(repeated(partial(rival.run, deterministic=False))),
                 "flashinfer deterministic": time_graph(repeated(partial(rival.run, deterministic=True))),
-                "torch.topk alone": time_graph(repeated(partial(torch.topk, logits, k, sorted=False)), rounds=5),
+                "torch.topk alone": time_graph(
+                    repeated(partial(torch.topk, logits, k, sorted=False)), rounds=5
+                ),
             }
             rival.run(deterministic=False)
             torch.cuda.synchronize()
             seen = topk_checks.expected(logits, lengths, rival.table, 1, k)
             if not torch.equal(rival.out.sort(1).values, seen.sort(1).values):
-                raise reference.WrongError(f"flashinfer's top-k is not what is compared with: {rows}x{columns} k={k}")
+                raise reference.WrongError(
+                    f"flashinfer's top-k is not what is compared with: {rows}x{columns} k={k}"
+                )
             short = lengths.clone()
             lengths.fill_(min(columns, 2 * k))
             times["ours, length 2k"] = time_graph(repeated(run_ours))
             lengths.copy_(short)
             table.append({"rows": rows, "columns": columns, "k": k, **times})
             medians = "  ".join(f"{name} {one['median']:.2f}" for name, one in times.items())
+            print("ROW " + json.dumps(table[-1]), flush=True)
             print(f"top-k {k} of {rows}x{columns}: {medians} us", flush=True)
     return table
