@@ -17,11 +17,19 @@ namespace {
 
 constexpr int kHidden = 256, kVectors = kHidden / kPerVector, kRows = 11, kBlocks = 2;
 
+// What one rank has in one round.
+struct Tensors {
+  std::vector<uint4> x, residual, weight, out, residual_out;
+
+  Tensors() : weight(kVectors) {
+    for (auto* data : {&x, &residual, &out, &residual_out}) data->resize(static_cast<size_t>(kRows) * kVectors);
+  }
+};
+
 struct Rank {
-  std::vector<uint4> slab, x, residual, weight, out, residual_out;
+  std::vector<uint4> slab;
+  std::vector<Tensors> rounds;
   Diagnosis diagnosis{};
-  std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<std::unique_ptr<Shared>> shared;
 };
 
 uint16_t at_value(const std::vector<uint4>& data, int row, int column) {
@@ -67,24 +75,20 @@ struct Group {
       uint8_t* bytes = reinterpret_cast<uint8_t*>(rank.slab.data());
       std::memset(bytes + layout.push_one, 0xff, layout.bytes - layout.push_one);
       for (uint64_t place = layout.epochs; place < layout.pull_one; place += 4) std::memcpy(bytes + place, &first, 4);
-      for (auto* data : {&rank.x, &rank.residual, &rank.out, &rank.residual_out}) {
-        data->resize(static_cast<size_t>(kRows) * kVectors);
-      }
-      rank.weight.resize(kVectors);
     }
   }
 
-  Arguments arguments(int rank, int rows, int kind) {
+  Arguments arguments(int rank, int round, int rows, int kind) {
     Arguments a{};
     for (int peer = 0; peer < W; ++peer) a.slab[peer] = reinterpret_cast<uint8_t*>(ranks[peer].slab.data());
-    Rank& mine = ranks[rank];
+    Tensors& mine = ranks[rank].rounds[round];
     a.layout = layout;
     a.x = mine.x.data();
     a.residual = mine.residual.data();
     a.weight = mine.weight.data();
     a.out = mine.out.data();
     a.residual_out = mine.residual_out.data();
-    a.diagnosis = &mine.diagnosis;
+    a.diagnosis = &ranks[rank].diagnosis;
     a.patience = 20000000000ull;
     a.eps = 1e-6f;
     a.rows = rows;
@@ -95,32 +99,34 @@ struct Group {
   }
 
   // Whether every output of the ranks is what float and double arithmetic give.
-  long check(int rows, int kind) {
+  long check(int round, int rows, int kind) {
+    std::vector<Tensors*> all;
+    for (Rank& rank : ranks) all.push_back(&rank.rounds[round]);
     long values = 0;
     for (int row = 0; row < rows; ++row) {
       float sum[kHidden], v[kHidden];
       double squares = 0;
       for (int c = 0; c < kHidden; ++c) {
-        sum[c] = widen(at_value(ranks[0].x, row, c));
-        for (int r = 1; r < W; ++r) sum[c] += widen(at_value(ranks[r].x, row, c));
-        const float residual = widen(at_value(ranks[0].residual, row, c));
+        sum[c] = widen(at_value(all[0]->x, row, c));
+        for (int r = 1; r < W; ++r) sum[c] += widen(at_value(all[r]->x, row, c));
+        const float residual = widen(at_value(all[0]->residual, row, c));
         v[c] = kind == kPlain            ? rounded(sum[c])
                : kind == kNormOfUnrounded ? rounded(sum[c]) + residual
                                           : rounded(sum[c] + residual);
         squares += static_cast<double>(v[c]) * v[c];
       }
-      for (Rank& rank : ranks) {
+      for (Tensors* rank : all) {
         for (int c = 0; c < kHidden; ++c, ++values) {
-          const uint16_t out = at_value(rank.out, row, c);
+          const uint16_t out = at_value(rank->out, row, c);
           const double scale = 1.0 / std::sqrt(squares / kHidden + 1e-6f);
           const bool right = kind < kNormOfUnrounded
                                  ? same(out, v[c])
-                                 : same(at_value(rank.residual_out, row, c), v[c]) &&
-                                       close(out, v[c] * scale * widen(at_value(rank.weight, 0, c)));
-          const bool equal = out == at_value(ranks[0].out, row, c);
+                                 : same(at_value(rank->residual_out, row, c), v[c]) &&
+                                       close(out, v[c] * scale * widen(at_value(rank->weight, 0, c)));
+          const bool equal = out == at_value(all[0]->out, row, c);
           if (right && equal) continue;
           std::printf("wrong: kind %d row %d column %d: %04x, rank 0 has %04x\n", kind, row, c, out,
-                      at_value(ranks[0].out, row, c));
+                      at_value(all[0]->out, row, c));
           std::exit(1);
         }
       }
@@ -128,61 +134,61 @@ struct Group {
     return values;
   }
 
+  // Each rank runs all rounds as fast as its peers let it, as streams do.
   template <int kPath>
   int run(int rounds, int absent) {
     std::minstd_rand random(7 + W * 10 + kPath);
     std::vector<int> rows(rounds), kinds(rounds);
+    for (Rank& rank : ranks) rank.rounds = std::vector<Tensors>(rounds);
     for (int round = 0; round < rounds; ++round) {
       rows[round] = 1 + static_cast<int>(random() % kRows);
       kinds[round] = static_cast<int>(random() % kKinds);
-    }
-    long values = 0;
-    // Ranks run freely over a few rounds; inputs of a round are made by its number alone.
-    for (int round = 0; round < rounds; ++round) {
       for (int r = 0; r < W; ++r) {
         std::minstd_rand own(1000 * round + r + 1), common(1000 * round + 500);
-        fill(ranks[r].x, own);
-        fill(ranks[r].residual, common);
-        fill(ranks[r].weight, common);
-        std::memset(ranks[r].out.data(), 0x5a, ranks[r].out.size() * sizeof(uint4));
-        std::memset(ranks[r].residual_out.data(), 0x5a, ranks[r].residual_out.size() * sizeof(uint4));
+        Tensors& mine = ranks[r].rounds[round];
+        fill(mine.x, own);
+        fill(mine.residual, common);
+        fill(mine.weight, common);
       }
-      launch<kPath>(rows[round], kinds[round], absent);
-      if (absent >= 0) return report(absent);
-      values += check(rows[round], kinds[round]);
     }
+    std::vector<std::thread> streams;
+    for (int r = 0; r < W; ++r) {
+      if (r == absent) continue;
+      streams.emplace_back([&, r] {
+        for (int round = 0; round < rounds; ++round) launch<kPath>(r, round, rows[round], kinds[round], absent);
+      });
+    }
+    for (std::thread& stream : streams) stream.join();
+    if (absent >= 0) return report(absent);
+    long values = 0;
+    for (int round = 0; round < rounds; ++round) values += check(round, rows[round], kinds[round]);
     std::printf("rounds %d values %ld\n", rounds, values);
     return 0;
   }
 
+  // One kernel of one rank, from its first thread to its last.
   template <int kPath>
-  void launch(int rows, int kind, int absent) {
+  void launch(int rank, int round, int rows, int kind, int absent) {
     constexpr bool one = kPath == kPushOneShot || kPath == kPullOneShot;
-    const int blocks = std::min(one ? rows : (rows + W - 1) / W, kBlocks);
+    const int count = std::min(one ? rows : (rows + W - 1) / W, kBlocks);
+    Arguments a = arguments(rank, round, rows, kind);
+    if (absent >= 0) a.patience = 50000000ull;
+    a.traps = absent >= 0;
+    std::vector<std::unique_ptr<Block>> blocks;
+    std::vector<std::unique_ptr<Shared>> shared;
     std::vector<std::thread> threads;
-    for (int r = 0; r < W; ++r) {
-      if (r == absent) continue;
-      ranks[r].blocks.clear();
-      ranks[r].shared.clear();
-      for (int b = 0; b < blocks; ++b) {
-        ranks[r].blocks.push_back(std::make_unique<Block>(b, blocks, kVectors));
-        ranks[r].shared.push_back(std::make_unique<Shared>());
-      }
+    for (int b = 0; b < count; ++b) {
+      blocks.push_back(std::make_unique<Block>(b, count, kVectors));
+      shared.push_back(std::make_unique<Shared>());
     }
-    for (int r = 0; r < W; ++r) {
-      if (r == absent) continue;
-      Arguments a = arguments(r, rows, kind);
-      if (absent >= 0) a.patience = 50000000ull;
-      a.traps = absent >= 0;
-      for (int b = 0; b < blocks; ++b) {
-        for (int t = 0; t < kVectors; ++t) {
-          threads.emplace_back([this, a, r, b, t] {
-            this_block = ranks[r].blocks[b].get();
-            this_thread = t;
-            pauses.seed(1 + 7919u * r + 104729u * b + 31u * t);
-            all_reduce_block<W, kPath, 1024>(a, *ranks[r].shared[b]);
-          });
-        }
+    for (int b = 0; b < count; ++b) {
+      for (int t = 0; t < kVectors; ++t) {
+        threads.emplace_back([&, b, t] {
+          this_block = blocks[b].get();
+          this_thread = t;
+          pauses.seed(1 + 7919u * rank + 104729u * b + 31u * t + 15485863u * round);
+          all_reduce_block<W, kPath, 1024>(a, *shared[b]);
+        });
       }
     }
     for (std::thread& thread : threads) thread.join();

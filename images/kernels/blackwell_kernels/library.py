@@ -45,7 +45,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bk_group_rounds": (c_int, (c_void_p, _WORDS)),
     "bk_group_diagnosis": (c_int, (c_void_p, _WORDS)),
     "bk_group_bytes": (c_uint64, (c_void_p,)),
-    "bk_topk_workspace_bytes": (c_uint64, (c_int,)),
+    "bk_topk_workspace": (c_int, (c_int, _POINTER)),
     "bk_topk_parts": (c_int, (c_int, c_int, _INT, _INT)),
     "bk_topk": (
         c_int,

@@ -132,6 +132,9 @@ def topk_transform(
     Order of values: NaN (any) counts as larger than +inf, as in `torch.topk`; -0.0 equals +0.0; -inf is an
     ordinary smallest value; of equal values at the limit the lowest columns are taken.
 
+    Launches on one stream follow each other, as do replays of graphs that were captured on it; two that overlap in
+    time must come from different streams.
+
     Args:
         logits: [rows, columns] float32, columns contiguous, rows may be strided; what lies behind a row's length
             is never read. At most 262,144 columns.

@@ -13,8 +13,9 @@ WIDTHS = (512, 2048)
 MAX_COLUMNS = 262_144
 #: Rows that a first workspace has room for; a row takes 24.3 KiB.
 _FIRST_ROWS = 256
-#: A workspace is all zeros between launches, and launches on one stream follow each other.
-_WORKSPACES: dict[tuple[int, int], torch.Tensor] = {}
+#: By device and stream: rows and address. A workspace is all zeros between launches, and launches on one stream
+#: follow each other. Kept until the process ends, since a captured graph may hold the address.
+_WORKSPACES: dict[tuple[int, int], tuple[int, int]] = {}
 
 
 def check_topk(
@@ -72,7 +73,7 @@ def run_topk(
         parts, blocks = ctypes.c_int(), ctypes.c_int()
         check(library.bk_topk_parts(rows, columns, parts, blocks), "top-k: no launch for this shape")
         stream = torch.cuda.current_stream().cuda_stream
-        workspace = _workspace(rows, logits.device, stream) if parts.value > 1 else None
+        workspace = _workspace(rows, logits.device.index, stream) if parts.value > 1 else None
         check(
             library.bk_topk(
                 logits.data_ptr(),
@@ -86,7 +87,7 @@ def run_topk(
                 out.shape[1],
                 parts.value,
                 blocks.value,
-                None if workspace is None else workspace.data_ptr(),
+                workspace,
                 out.data_ptr(),
                 stream,
             ),
@@ -94,15 +95,12 @@ def run_topk(
         )
 
 
-def _workspace(rows: int, device: torch.device, stream: int) -> torch.Tensor:
-    """Zeros for a launch; kept by stream, except one that a graph under capture must own itself."""
-    key = (device.index, stream)
-    needed = require_library().bk_topk_workspace_bytes(rows)
-    kept = _WORKSPACES.get(key)
-    if kept is not None and kept.numel() >= needed:
-        return kept
-    size = max(needed, require_library().bk_topk_workspace_bytes(_FIRST_ROWS))
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(size, dtype=torch.uint8, device=device)
-    _WORKSPACES[key] = torch.zeros(size, dtype=torch.uint8, device=device)
-    return _WORKSPACES[key]
+def _workspace(rows: int, device: int, stream: int) -> int:
+    """Address of zeros for a launch on a stream of the current device."""
+    room, address = _WORKSPACES.get((device, stream), (0, 0))
+    if room < rows:
+        room, pointer = max(rows, _FIRST_ROWS), ctypes.c_void_p()
+        check(require_library().bk_topk_workspace(room, pointer), "top-k: workspace")
+        address = pointer.value or 0
+        _WORKSPACES[device, stream] = room, address
+    return address

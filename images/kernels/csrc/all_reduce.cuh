@@ -183,6 +183,7 @@ template <int W, int kThreads>
 BK_DEVICE void two_shot_push(const Arguments& a, Shared& shared) {
   constexpr int kBatch = kRowsAtOnce<W, kThreads>;
   constexpr int kLoads = kThreads <= kNarrow || W <= 4 ? W - 1 : 2;
+  constexpr int kUnroll = kThreads <= kNarrow || W <= 4 ? W : 1;  // registers
   Round round(a, kPushTwoShot);
   const Layout& l = a.layout;
   const uint64_t capacity = static_cast<uint64_t>(l.groups);
@@ -205,7 +206,6 @@ BK_DEVICE void two_shot_push(const Arguments& a, Shared& shared) {
       }
     }
   }
-  const uint4 weight = weight_of(a);
   int turn = 0;
   for (int group = block_index(); group < groups; group += block_count()) {
     const int own_row = group * W + a.rank;
@@ -224,7 +224,8 @@ BK_DEVICE void two_shot_push(const Arguments& a, Shared& shared) {
         store_system(vector_at(a.slab[peer], l.push_sums, l.row, round.half * capacity * W + own_row), own_wire);
       }
     }
-#pragma unroll
+    const uint4 weight = weight_of(a);  // after the sum, which needs the registers
+#pragma unroll kUnroll
     for (int batch = 0; batch < W; batch += kBatch) {
       const int first_row = group * W + batch;
       if (first_row >= a.rows) continue;

@@ -215,7 +215,27 @@ BK_EXPORT int bk_group_diagnosis(const bk_group* group, uint32_t* words) {
 
 BK_EXPORT uint64_t bk_group_bytes(const bk_group* group) { return group->arguments.layout.bytes; }
 
-BK_EXPORT uint64_t bk_topk_workspace_bytes(int rows) { return sizeof(TopkRow) * static_cast<uint64_t>(rows); }
+// Zeros for top-k of so many rows on the current device. Works while a graph is captured, which torch's own
+// allocator would make part of that graph.
+BK_EXPORT int bk_topk_workspace(int rows, void** workspace) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  BK_TRY(cudaThreadExchangeStreamCaptureMode(&mode));
+  const auto attempt = [&]() -> int {
+    const size_t bytes = sizeof(TopkRow) * static_cast<size_t>(rows);
+    cudaStream_t stream;
+    BK_TRY(cudaMalloc(workspace, bytes));
+    BK_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    const cudaError_t cleared = cudaMemsetAsync(*workspace, 0, bytes, stream);
+    const cudaError_t done = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+    BK_TRY(cleared);
+    BK_TRY(done);
+    return 0;
+  };
+  const int error = attempt();
+  BK_TRY(cudaThreadExchangeStreamCaptureMode(&mode));
+  return error;
+}
 
 // How many blocks a row is cut into for this shape on the current device.
 BK_EXPORT int bk_topk_parts(int rows, int columns, int* parts, int* blocks) {

@@ -211,7 +211,7 @@ struct Round {
     if (thread_index() != 0) return;
     store_own(epoch_place(), number);
     if (block_index() == 0) {
-      uint32_t* count = reinterpret_cast<uint32_t*>(a.slab[a.rank] + a.layout.rounds) + path * kKinds + a.kind;
+      uint32_t* count = reinterpret_cast<uint32_t*>(a.slab[a.rank] + a.layout.rounds) + static_cast<int>(path) * kKinds + a.kind;
       store_own(count, load_own(count) + 1);
     }
   }

@@ -74,6 +74,9 @@ class Peers:
         self.vllm_slabs = (c_int64 * world)(*places[world:])
         pointers = [x.data_ptr() for x in self.xs] + [0] * (8 - world)
         self.vllm_inputs = torch.tensor(pointers, dtype=torch.int64, device="cuda")
+        # Loading a kernel waits for those that run, and a rank that runs waits for the next one: load it now.
+        self._norm(0)
+        torch.cuda.synchronize()
 
     def pcie(self, variant: int, blocks: int) -> Callable[[int], None]:
         """FlashInfer's `pcie_ipc` all-reduce, then its fused add and norm."""
@@ -90,7 +93,8 @@ class Peers:
 
     def vllm(self, stages: int) -> Callable[[int], None]:
         """vLLM's custom all-reduce with one or two stages, then FlashInfer's fused add and norm."""
-        blocks = min(_VLLM_BLOCKS, math.ceil(self.numel / 8 / 512))
+        # All ranks' blocks must be resident: one of 512 threads a multiprocessor is sure.
+        blocks = min(_VLLM_BLOCKS, 128 // self.ranks.world, math.ceil(self.numel / 8 / 512))
 
         def launch(rank: int) -> None:
             status = self.library.peer_vllm_all_reduce(

@@ -16,8 +16,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "images" / "kernels"
@@ -43,6 +45,8 @@ LIMITATIONS = {
     2: ("the GPUs are linked by NVLink, not PCIe", "no SM120 device was used"),
 }
 _MARK = "RESULT "
+#: A line of a table that is not complete yet.
+_ROW = "ROW "
 
 
 def step(name: str, peers: Path | None) -> object:
@@ -99,8 +103,8 @@ def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str
         ]
     begin = time.monotonic()
     environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTHONUNBUFFERED": "1"}
-    environment["BLACKWELL_KERNELS_CACHE"] = str(arguments.out / "plans")
-    log = arguments.out / f"{name}.log"
+    environment["BLACKWELL_KERNELS_CACHE"] = tempfile.mkdtemp(prefix="kernels-plans-")
+    log = Path(tempfile.mkdtemp(prefix="kernels-")) / f"{name}.log"
     with log.open("w") as file:
         try:
             code = subprocess.run(
@@ -109,6 +113,8 @@ def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str
         except subprocess.TimeoutExpired:
             code = None
     text = log.read_text()
+    with (arguments.out / "steps.log").open("a") as file:
+        file.write(f"===== {name}\n{text}\n")
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
     passed = code == 0 and bool(lines)
     result: dict[str, object] = {
@@ -119,8 +125,31 @@ def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str
         result["found"] = json.loads(lines[-1].removeprefix(_MARK))
     else:
         result["why"] = f"stopped after {seconds} s" if code is None else f"exit code {code}"
-        result["tail"] = text.splitlines()[-25:]
+        result["tail"] = [line for line in text.splitlines() if not line.startswith(_ROW)][-25:]
+        result["rows_until_then"] = [
+            json.loads(line.removeprefix(_ROW)) for line in text.splitlines() if line.startswith(_ROW)
+        ]
     return result
+
+
+def summary(name: str, result: dict[str, Any]) -> list[str]:
+    """What a person wants to see of a step."""
+    lines = list(result.get("tail", ()))[-12:]
+    rows = result.get("found", result.get("rows_until_then", ()))
+    for row in rows if name in {"times", "topk_times", "pair_times"} else ():
+        if name == "times":
+            best, rival = row["best_of_ours"], row["best_peer"]
+            lines.append(
+                f"W={row['world']} {row['rows']}x{row['hidden']}: {best} {row['ours'][best]['median']} "
+                f"(again {row['ours_again'][best]['median']}), {rival} {row['peers'][rival]['median']} us: {row['ratio']}"
+            )
+        else:
+            times = row.get("times", row)
+            medians = "  ".join(f"{key} {one['median']}" for key, one in times.items() if isinstance(one, dict))
+            lines.append(
+                f"{row['rows']}x{row.get('hidden', row.get('columns'))} {row.get('k', '')}: {medians} us"
+            )
+    return lines
 
 
 def machine() -> dict[str, object]:
@@ -189,7 +218,7 @@ def main() -> int:
         print(
             f"{name}: {results[name]['verdict']} {results[name].get('seconds', '')} s {results[name].get('why', '')}"
         )
-        for line in results[name].get("tail", [])[-12:]:  # type: ignore[attr-defined]
+        for line in summary(name, results[name]):
             print(f"    {line}")
         sys.stdout.flush()
     return 0 if wanted and all(one["verdict"] == "pass" for one in results.values()) else 1

@@ -12,7 +12,7 @@ def small() -> dict[str, object]:
     """All paths and kinds on few rows; top-k with one block and with a team."""
     compared = 0
     for world, hidden in ((2, 512), (4, 512), (8, 8192)):
-        ranks = virtual.Ranks(world, 12, hidden, patience=60.0)
+        ranks = virtual.Ranks(world, 12, hidden, patience=3.0)
         for number, rows in enumerate((1, 9, 12)):
             compared += virtual.check_round(ranks, rows, hidden, number, 0.02 * (number % 2))
         ranks.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from functools import partial
 from typing import TYPE_CHECKING
@@ -86,6 +87,7 @@ def all_reduce(path: Path, worlds: tuple[int, ...], hidden_sizes: tuple[int, ...
             ranks = virtual.Ranks(world, max(ROWS), hidden, patience=5.0)
             for rows in ROWS:
                 table.append(_row(library, ranks, rows, hidden))
+                print("ROW " + json.dumps(table[-1]), flush=True)
                 print(_line(table[-1]), flush=True)
             ranks.close()
     return table
@@ -177,5 +179,6 @@ def topk(path: Path) -> list[dict[str, object]]:
             lengths.copy_(short)
             table.append({"rows": rows, "columns": columns, "k": k, **times})
             medians = "  ".join(f"{name} {one['median']:.2f}" for name, one in times.items())
+            print("ROW " + json.dumps(table[-1]), flush=True)
             print(f"top-k {k} of {rows}x{columns}: {medians} us", flush=True)
     return table

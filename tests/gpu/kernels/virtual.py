@@ -204,6 +204,7 @@ def late_and_absent() -> dict[str, object]:
     """A rank that comes late is waited for; one that does not come is named within the bound."""
     world, hidden, rows = 4, 4096, 8
     found: dict[str, object] = {}
+    torch.cuda._sleep(1)  # loads it; later a waiting kernel would hold that up
     for path, name in enumerate(plans.PATHS):
         ranks = Ranks(world, 64, hidden, patience=1.0)
         xs, residual, weight = reference.inputs(world, rows, hidden, path)
