@@ -139,12 +139,21 @@ def probe(name: str, outcome: str = "passed") -> Probe:
     return Probe(name=name, outcome=outcome, message="", seconds=0.1)
 
 
-def test_a_kit_without_a_probe_that_counts_fails():
-    kit = Kit(file="a.py", mixin="A")
-    for report in (KitReport(kit="A"), KitReport(kit="A", probes=(probe("test_x"),))):
-        checks, _ = judge_kits([kit], [report], {"test_x": "unsuitable"} if report.probes else {})
-        assert checks[0].verdict is Verdict.FAIL
-        assert "nothing was checked" in checks[0].seen
+def test_a_kit_without_probes_fails():
+    checks, _ = judge_kits([Kit(file="a.py", mixin="A")], [KitReport(kit="A")], {})
+    assert checks[0].verdict is Verdict.FAIL
+    assert "nothing was checked" in checks[0].seen
+
+
+def test_a_kit_may_be_excused_whole_but_not_all_of_them():
+    kits = [Kit(file="a.py", mixin="A"), Kit(file="b.py", mixin="B")]
+    reports = [KitReport(kit="A", probes=(probe("test_x"),)), KitReport(kit="B", probes=(probe("test_y"),))]
+    checks, limitations = judge_kits(kits, reports, {"test_x": "too long a prompt"})
+    assert [(check.name, check.verdict) for check in checks] == [("B", Verdict.PASS)]
+    assert limitations == ["A.test_x does not count (passed): too long a prompt"]
+    checks, _ = judge_kits(kits, reports, {"test_x": "no", "test_y": "no"})
+    assert [check.verdict for check in checks] == [Verdict.FAIL]
+    assert "nothing was checked" in checks[0].seen
 
 
 def test_a_kit_that_nothing_was_said_of_fails():

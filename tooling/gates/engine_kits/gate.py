@@ -118,7 +118,8 @@ def judge_kits(
         unsuitable: Probe -> why this model cannot be held to it.
 
     Returns:
-        The checks, and a limitation for every probe that does not count.
+        The checks (none of a kit whose probes are all excused), and a limitation for every probe that does not
+        count.
     """
     by_name = {report.kit: report for report in reports}
     checks, limitations = [], []
@@ -130,7 +131,16 @@ def judge_kits(
             for probe in report.probes
             if probe.name in unsuitable
         ]
-        checks.append(_judge(report, counted))
+        if counted or report.error or not report.probes:
+            checks.append(_judge(report, counted))
+    if not checks:
+        checks.append(
+            Check(
+                name="kits",
+                verdict=Verdict.FAIL,
+                seen="the profile excuses every probe of every kit: nothing was checked",
+            )
+        )
     stray = sorted(set(unsuitable) - {probe.name for report in reports for probe in report.probes})
     if stray:
         checks.append(
@@ -151,7 +161,7 @@ def _judge(report: KitReport, counted: Sequence[Probe]) -> Check:
         verdict, seen = Verdict.FAIL, "it could not be run"
         others = [report.error]
     elif not counted:
-        verdict, seen = Verdict.FAIL, "none of its probes counts: nothing was checked"
+        verdict, seen = Verdict.FAIL, "it has no probes: nothing was checked"
     else:
         verdict = Verdict.FAIL if failed else Verdict.PASS if not others else Verdict.INCONCLUSIVE
         seen = f"{len(passed)} of {len(counted)} probes passed"
