@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tooling.prune.records import PruneRules
 from tooling.records import Record, sha256_of
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
@@ -245,6 +246,7 @@ class Stack(Record):
         patches: Patch series, in order.
         kernels: Kernel modules compiled into the image.
         local_packages: Folders of `images/` with a Python package of this repository that the image gets.
+        prune: Device code that no target runs leaves the libraries; `true`, or the rules on single files.
         serve: How it serves.
         environment: Variables of the image.
         gates: Gates that a release needs.
@@ -264,6 +266,7 @@ class Stack(Record):
     patches: tuple[PatchSeries, ...] = ()
     kernels: Kernels | None = None
     local_packages: tuple[LocalPackage, ...] = ()
+    prune: PruneRules | bool = False
     serve: Serve
     environment: dict[str, str] = Field(default_factory=dict)
     gates: tuple[str, ...] = ()
@@ -281,6 +284,8 @@ class Stack(Record):
     def _consistent(self) -> Stack:
         if bool(self.targets.required) != (self.cuda is not None):
             raise ValueError("cuda and targets.required belong together: give both or none")
+        if self.prune_rules is not None and not self.targets.required:
+            raise ValueError("prune needs targets: without one nothing says which device code is kept")
         for layer in self.layers[:-1]:
             if not layer.packages:
                 raise ValueError(f"layer {layer.name!r} lists no packages: only the last layer takes the rest")
@@ -288,6 +293,11 @@ class Stack(Record):
             raise ValueError(f"the last layer {self.layers[-1].name!r} takes the rest and lists no packages")
         self._check_kernels()
         return self
+
+    @property
+    def prune_rules(self) -> PruneRules | None:
+        """What is said about pruning; None for an image that keeps all device code."""
+        return PruneRules() if self.prune is True else self.prune or None
 
     def _check_kernels(self) -> None:
         """One architecture for what is compiled in and what the engine asks for."""
