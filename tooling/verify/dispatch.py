@@ -77,8 +77,12 @@ class DispatchProof:
         """
         self.requested = requested_kernels(environment)
         self._started = now()
-        self._read = lambda: counters_of(client, container, environment[_FOLDER]) if self.requested else {}
+        self._client, self._container = client, container
+        self._folder = environment.get(_FOLDER, "")
         self._before = parse_counters(self._read())
+
+    def _read(self) -> dict[str, bytes]:
+        return counters_of(self._client, self._container, self._folder) if self.requested else {}
 
     def gates(self, info: Mapping[str, Any] | None, evidence: Path) -> tuple[GateResult, ...]:
         """The gate `dispatch` after the load; none where nothing is asked for.
