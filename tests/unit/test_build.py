@@ -134,7 +134,7 @@ def test_what_an_image_knows_of_its_stack():
     document = stack_document(STACK, ADDED)
     assert document["serve"]["command"] == ["python", "-m", "sglang.launch_server"]
     assert document["targets"]["required"] == ["sm_120"]
-    assert document["kernels"] == ["pcie_ipc_comm", "pcie_ipc_ag_rs"]
+    assert document["kernels"] == ["pcie_ipc_comm", "pcie_ipc_ag_rs", "blackwell_kernels"]
     assert document["patches"]["flashinfer-python-0.7.2"] == ["0001-symmetric-memory-rdma-where-supported"]
     assert "0001-allreduce-fusion-on-sm120" not in document["patches"]["sglang-0.5.23"], "off by default"
     cublas = next(rule for rule in document["census"] if rule["name"] == "cuBLAS")
@@ -153,7 +153,9 @@ def _stages(text: str) -> dict[str, str]:
 
 
 def test_patches_are_the_last_content_and_kernels_are_compiled_once_each():
-    without = STACK.model_copy(update={"local_packages": ()})
+    assert STACK.kernels is not None
+    kernels = STACK.kernels.model_copy(update={"native": {}})
+    without = STACK.model_copy(update={"local_packages": (), "kernels": kernels})
     stages = _stages(render_dockerfile(without, BASE, ADDED, ROOT / "images", {}, ca=False))
     assert list(stages) == [
         "packages", "contents", "patched", "kernel-patches", "kernel-sources",

@@ -17,7 +17,7 @@ from tooling.base.bootstrap import BaseImage
 from tooling.build.context import Ingredients, render_dockerfile
 from tooling.build.local import local_packages
 from tooling.errors import InputError
-from tooling.stack import load_stack
+from tooling.stack import Stack, load_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 STACK = load_stack("cu130", ROOT).stack
@@ -141,9 +141,9 @@ def test_python_files_and_sources_to_compile_are_apart(source, tmp_path):
     (source / "csrc").mkdir()
     (source / "csrc" / "a.cu").touch()
     (source / "build_native.py").touch()
-    stack = STACK.model_copy(update={"local_packages": ("thing",)})
-    (package,) = local_packages(stack, source.parent)
-    assert package.native
+    (package,) = local_packages(_with_native({"some_thing": "12.0f"}), source.parent)
+    assert (package.native, package.targets) == (True, "120f")
+    assert list(package.native_files()) == ["build_native.py", "csrc/a.cu"]
     package.put(tmp_path / "context")
     found = {str(path.relative_to(tmp_path / "context")) for path in (tmp_path / "context").rglob("*.*")}
     assert found == {
@@ -155,6 +155,27 @@ def test_python_files_and_sources_to_compile_are_apart(source, tmp_path):
     }
 
 
+def _with_native(native: dict[str, str]) -> Stack:
+    assert STACK.kernels is not None
+    kernels = STACK.kernels.model_copy(update={"native": native})
+    return STACK.model_copy(update={"local_packages": ("thing",), "kernels": kernels})
+
+
+@pytest.mark.parametrize(
+    ("compiled", "native", "message"),
+    [
+        (True, {}, "does not say for which architecture"),
+        (False, {"some_thing": "12.0f"}, "has no build_native.py, and the stack compiles it for 12.0f"),
+        (True, {"some_thing": "12.0f", "other": "12.0f"}, "no local package is other"),
+    ],
+)
+def test_stack_and_package_agree_on_what_is_compiled(source, compiled, native, message):
+    if compiled:
+        (source / "build_native.py").touch()
+    with pytest.raises(InputError, match=message):
+        local_packages(_with_native(native), source.parent)
+
+
 def test_a_folder_without_a_package_is_refused(tmp_path):
     with pytest.raises(InputError, match="is no package"):
         local_packages(STACK, tmp_path)
@@ -162,7 +183,9 @@ def test_a_folder_without_a_package_is_refused(tmp_path):
 
 def test_its_steps_come_last_and_touch_no_package_layer():
     text = render_dockerfile(STACK, BASE, Ingredients(), ROOT / "images", {}, ca=False)
-    bare = STACK.model_copy(update={"local_packages": ()})
+    assert STACK.kernels is not None
+    kernels = STACK.kernels.model_copy(update={"native": {}})
+    bare = STACK.model_copy(update={"local_packages": (), "kernels": kernels})
     without = render_dockerfile(bare, BASE, Ingredients(), ROOT / "images", {}, ca=False)
     stage = "FROM packages AS local-kernels\n"
     assert stage in text

@@ -82,7 +82,7 @@ def stack_document(stack: Stack, added: Ingredients) -> dict[str, Any]:
         "serve": stack.serve.model_dump(mode="json"),
         "environment": stack.environment,
         "patches": {plan.series: [patch.name for patch in plan.patches] for plan in added.plans},
-        "kernels": list(stack.kernels.modules) if stack.kernels else [],
+        "kernels": list(stack.kernels.names) if stack.kernels else [],
         "local_packages": list(stack.local_packages),
         "census": required_code(added.census, stack.targets.required) if added.census else [],
     }

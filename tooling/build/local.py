@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tooling.errors import InputError
+from tooling.records import sha256_of_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,13 +29,28 @@ class LocalPackage:
         folder: Name of its folder, which is also the name of its build steps.
         path: The folder.
         module: The Python package in it.
-        native: Whether it has code to compile.
+        architecture: What its own code is compiled for, e.g. `12.0f`; empty when it has none.
     """
 
     folder: str
     path: Path
     module: str
-    native: bool
+    architecture: str = ""
+
+    @property
+    def native(self) -> bool:
+        """Whether it has code to compile."""
+        return bool(self.architecture)
+
+    @property
+    def targets(self) -> str:
+        """The architecture as the compile script takes it, e.g. `120f`."""
+        return self.architecture.replace(".", "")
+
+    def native_files(self) -> dict[str, str]:
+        """SHA-256 of every file that the compiled library is made from, by path in the folder."""
+        paths = [path for name in _NATIVE for path in (self.path / name, *(self.path / name).rglob("*"))]
+        return {str(path.relative_to(self.path)): sha256_of_file(path) for path in sorted(paths) if path.is_file()}
 
     def put(self, context: Path) -> None:
         """Copy it into a build context, what is compiled apart, so that Python files do not make it compile."""
@@ -60,12 +76,20 @@ def local_packages(stack: Stack, images: Path) -> list[LocalPackage]:
         images: The checkout's `images/`.
 
     Raises:
-        InputError: A folder has no package.
+        InputError: A folder has no package, or the stack and the packages disagree on what is compiled.
     """
-    return [_read(folder, images / folder) for folder in stack.local_packages]
+    wanted = dict(stack.kernels.native) if stack.kernels else {}
+    found = [_read(folder, images / folder, wanted) for folder in stack.local_packages]
+    if strangers := wanted.keys() - {package.module for package in found}:
+        raise InputError(
+            f"no local package is {', '.join(sorted(strangers))}",
+            where=f"stack {stack.name}, kernels.native",
+            fix="name modules of the packages in local_packages",
+        )
+    return found
 
 
-def _read(folder: str, path: Path) -> LocalPackage:
+def _read(folder: str, path: Path, architectures: dict[str, str]) -> LocalPackage:
     try:
         project = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         module = str(project["name"]).replace("-", "_")
@@ -77,4 +101,12 @@ def _read(folder: str, path: Path) -> LocalPackage:
         ) from error
     if not (path / module / "__init__.py").is_file():
         raise InputError(f"images/{folder} has no package {module}", where="local_packages of the stack")
-    return LocalPackage(folder=folder, path=path, module=module, native=(path / BUILD_SCRIPT).is_file())
+    compiled, architecture = (path / BUILD_SCRIPT).is_file(), architectures.get(module, "")
+    if compiled != bool(architecture):
+        raise InputError(
+            f"images/{folder} has {'a' if compiled else 'no'} {BUILD_SCRIPT}, and the stack "
+            + (f"compiles it for {architecture}" if architecture else "does not say for which architecture"),
+            where="kernels.native of the stack",
+            fix=f"say `native: {{{module}: 12.0f}}` for a package with code to compile, and for no other",
+        )
+    return LocalPackage(folder=folder, path=path, module=module, architecture=architecture)

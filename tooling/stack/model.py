@@ -179,6 +179,8 @@ class Kernels(Record):
         architecture: The one architecture that they are compiled for, e.g. `12.0a`. The environment must say
             the same to the engine, which would otherwise ignore them and compile again.
         modules: Their names, each compiled in a step of its own.
+        native: Modules of `local_packages` that are compiled from sources of this repository, with the
+            architecture of each, e.g. `12.0f`, which 12.1 runs too.
         spill_bytes: Most bytes that one kernel may spill, stores and loads each.
         may_be_empty: Names, or parts of names, of kernels that are meant to do nothing.
     """
@@ -187,8 +189,17 @@ class Kernels(Record):
     source: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")] = "flashinfer.jit.comm"
     architecture: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$")]
     modules: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], ...] = Field(min_length=1)
+    native: dict[
+        Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")],
+        Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$")],
+    ] = Field(default_factory=dict)
     spill_bytes: int = Field(default=0, ge=0)
     may_be_empty: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every module that an image has: of the package, then our own."""
+        return (*self.modules, *self.native)
 
     @field_validator("modules")
     @classmethod
@@ -304,9 +315,11 @@ class Stack(Record):
         if self.kernels is None:
             return
         architecture = self.kernels.architecture
-        served = {f"sm_{architecture.rstrip('af').replace('.', '')}"}
-        if not served & {target.rstrip("af") for target in self.targets.required}:
-            raise ValueError(f"kernels.architecture {architecture} is none of targets.required")
+        required = {target.rstrip("af") for target in self.targets.required}
+        named = {"architecture": architecture} | {f"native.{name}": a for name, a in self.kernels.native.items()}
+        for field, value in named.items():
+            if f"sm_{value.rstrip('af').replace('.', '')}" not in required:
+                raise ValueError(f"kernels.{field} {value} is none of targets.required")
         told = self.environment.get(ARCH_VARIABLE)
         if told != architecture:
             raise ValueError(

@@ -266,6 +266,7 @@ BK_EXPORT int bk_topk(const void* logits, int64_t logits_stride, const void* len
                   rows,
                   columns,
                   page_size,
+                  page_size > 0 && (page_size & (page_size - 1)) == 0 ? __builtin_ctz(page_size) : -1,
                   k,
                   parts};
   cudaLaunchAttribute cooperative{};

@@ -20,6 +20,12 @@ constexpr int kTopkMaxParts = 32;
 constexpr int kTopkPasses = 3;
 constexpr int kBins = 2048;
 constexpr int kTopkDynamic = kTopkKeys * 4 + kBins * 4;
+// An SM90 has room for two blocks, if their registers allow it: 64 long rows are then one wave of teams, not two.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int kTopkResident = 2;
+#else
+constexpr int kTopkResident = 1;
+#endif
 static_assert(kTopkDynamic + 1024 <= 99 * 1024, "a block of SM120 has 99 KiB");
 
 // Of one row in the workspace; all zeros between launches.
@@ -42,6 +48,7 @@ struct TopkArguments {
   int32_t rows;
   int32_t columns;
   int32_t page_size;
+  int32_t page_shift;  // of a page size that is a power of two; otherwise -1
   int32_t k;
   int32_t parts;
 };
@@ -96,6 +103,13 @@ __device__ __forceinline__ void team_barrier(TopkRow* row, uint32_t parts, uint3
   __syncthreads();
 }
 
+__device__ __forceinline__ int32_t slot_of(const TopkArguments& a, const int32_t* pages, int column) {
+  if (a.page_shift >= 0) {
+    return (__ldg(pages + (column >> a.page_shift)) << a.page_shift) | (column & ((1 << a.page_shift) - 1));
+  }
+  return __ldg(pages + column / a.page_size) * a.page_size + column % a.page_size;
+}
+
 struct TopkBlock {
   const TopkArguments& a;
   TopkShared& shared;
@@ -103,6 +117,7 @@ struct TopkBlock {
   uint32_t* histogram;
   TopkRow* team;  // null when this block has the row for itself
   int row, part, parts, begin, count;
+  uint32_t turn = 0;  // times that the team met
 
   __device__ __forceinline__ void clear_histogram() {
     for (int bin = threadIdx.x; bin < kBins; bin += kTopkThreads) histogram[bin] = 0;
@@ -117,17 +132,29 @@ struct TopkBlock {
 
   // Keys into shared memory, with the histogram of their first 11 bits.
   __device__ __forceinline__ void load() {
+    constexpr int kLoads = kTopkResident == 1 ? 4 : 2;  // sent off together, as many as registers allow
     const float* source = a.logits + row * a.logits_stride + begin;
     clear_histogram();
     int done = 0;
     if ((reinterpret_cast<uintptr_t>(source) & 15u) == 0) {
       const int vectors = count >> 2;
-      for (int i = threadIdx.x; i < vectors; i += kTopkThreads) {
-        const float4 four = __ldg(reinterpret_cast<const float4*>(source) + i);
-        take(4 * i, four.x);
-        take(4 * i + 1, four.y);
-        take(4 * i + 2, four.z);
-        take(4 * i + 3, four.w);
+      const float4* from = reinterpret_cast<const float4*>(source);
+      for (int start = threadIdx.x; start < vectors; start += kLoads * kTopkThreads) {
+        float4 four[kLoads];
+#pragma unroll
+        for (int n = 0; n < kLoads; ++n) {
+          const int i = start + n * kTopkThreads;
+          if (i < vectors) four[n] = __ldg(from + i);
+        }
+#pragma unroll
+        for (int n = 0; n < kLoads; ++n) {
+          const int i = start + n * kTopkThreads;
+          if (i >= vectors) break;
+          take(4 * i, four[n].x);
+          take(4 * i + 1, four[n].y);
+          take(4 * i + 2, four[n].z);
+          take(4 * i + 3, four[n].w);
+        }
       }
       done = vectors << 2;
     }
@@ -151,7 +178,7 @@ struct TopkBlock {
     for (int bin = threadIdx.x; bin < kBins; bin += kTopkThreads) {
       if (histogram[bin] != 0) atomicAdd(&common[bin], histogram[bin]);
     }
-    team_barrier(team, parts, pass + 1);
+    team_barrier(team, parts, ++turn);
     for (int bin = threadIdx.x; bin < kBins; bin += kTopkThreads) histogram[bin] = __ldcg(&common[bin]);
     __syncthreads();
   }
@@ -181,26 +208,36 @@ struct TopkBlock {
     for (int i = first; i < last; ++i) mine += keys[i] > limit ? 0x10000u : keys[i] == limit ? 1u : 0u;
     uint32_t total;
     const uint32_t before = block_prefix(mine, shared, &total);
-    uint32_t greater = before >> 16, equal = before & 0xffffu;
+    uint32_t greater_before = 0, equal_before = 0;  // in the parts before this one
     if (team != nullptr) {
       if (threadIdx.x == 0) team->counts[part] = total;
-      team_barrier(team, parts, kTopkPasses + 1);
+      team_barrier(team, parts, ++turn);
+#pragma unroll 1
       for (int other = 0; other < part; ++other) {
         const uint32_t theirs = __ldcg(&team->counts[other]);
-        greater += theirs >> 16;
-        equal += theirs & 0xffffu;
+        greater_before += theirs >> 16;
+        equal_before += theirs & 0xffffu;
       }
     }
-    const int32_t* pages = a.page_table + row * a.page_table_stride;
-    int32_t* out = a.out + static_cast<int64_t>(row) * a.k;
+    const uint32_t base = greater_before + min(equal_before, equals);
+    const uint32_t end = greater_before + (total >> 16) + min(equal_before + (total & 0xffffu), equals);
+    // First the columns, in shared memory: pages are then looked up by all threads at once, not one after another
+    // by the few that found something.
+    uint32_t* columns = histogram;
+    uint32_t greater = greater_before + (before >> 16), equal = equal_before + (before & 0xffffu);
     for (int i = first; i < last; ++i) {
       const bool is_greater = keys[i] > limit, is_equal = keys[i] == limit;
       if (is_greater || (is_equal && equal < equals)) {
-        const int column = begin + i;
-        out[greater + min(equal, equals)] = pages[column / a.page_size] * a.page_size + column % a.page_size;
+        columns[greater + min(equal, equals) - base] = static_cast<uint32_t>(begin + i);
       }
       greater += is_greater;
       equal += is_equal;
+    }
+    __syncthreads();
+    const int32_t* pages = a.page_table + row * a.page_table_stride;
+    int32_t* out = a.out + static_cast<int64_t>(row) * a.k + base;
+    for (uint32_t i = threadIdx.x; i < end - base; i += kTopkThreads) {
+      out[i] = slot_of(a, pages, static_cast<int>(columns[i]));
     }
   }
 
@@ -227,22 +264,19 @@ struct TopkBlock {
 #pragma unroll
     for (int pass = 0; pass < kTopkPasses; ++pass) {
       if (pass > 0 && !exact) count_digits(prefix, kShift[pass - 1], kShift[pass], kMask[pass]);
-      // Every block of a team takes every barrier; what they decide on is the same for all of them.
-      if (!exact) {
-        share_histogram(pass);
-        find_bin(need);
-        need -= shared.above;
-        prefix = (pass == 0 ? 0u : prefix << (kShift[pass - 1] - kShift[pass])) | shared.bin;
-        exact = shared.inside == need;
-        if (exact && pass < kTopkPasses - 1) {
-          // All keys of the bin are selected: the limit is just below it.
-          prefix = (prefix << kShift[pass]) - 1;
-          need = 0;
-        }
-        __syncthreads();
-      } else if (team != nullptr) {
-        team_barrier(team, parts, pass + 1);
+      // Decided on the team's sums, so all of its blocks do the same and meet equally often.
+      if (exact) continue;
+      share_histogram(pass);
+      find_bin(need);
+      need -= shared.above;
+      prefix = (pass == 0 ? 0u : prefix << (kShift[pass - 1] - kShift[pass])) | shared.bin;
+      exact = shared.inside == need;
+      if (exact && pass < kTopkPasses - 1) {
+        // All keys of the bin are selected: the limit is just below it.
+        prefix = (prefix << kShift[pass]) - 1;
+        need = 0;
       }
+      __syncthreads();
     }
     write(prefix, need);
     leave();
@@ -253,11 +287,12 @@ __device__ __forceinline__ void short_row(const TopkArguments& a, int row, int l
   const int32_t* pages = a.page_table + row * a.page_table_stride;
   int32_t* out = a.out + static_cast<int64_t>(row) * a.k;
   for (int i = threadIdx.x; i < a.k; i += kTopkThreads) {
-    out[i] = i < length ? pages[i / a.page_size] * a.page_size + i % a.page_size : -1;
+    out[i] = i < length ? slot_of(a, pages, i) : -1;
   }
 }
 
-__global__ void __launch_bounds__(kTopkThreads, 1) topk_kernel(const __grid_constant__ TopkArguments a) {
+__global__ void __launch_bounds__(kTopkThreads, kTopkResident)
+    topk_kernel(const __grid_constant__ TopkArguments a) {
   extern __shared__ uint4 topk_dynamic[];
   __shared__ TopkShared shared;
   uint32_t* keys = reinterpret_cast<uint32_t*>(topk_dynamic);

@@ -78,18 +78,17 @@ def time_graph(body: Callable[[int], None], rounds: int = _ROUNDS) -> dict[str, 
     }
 
 
-def all_reduce(path: Path, worlds: tuple[int, ...], hidden_sizes: tuple[int, ...]) -> list[dict[str, object]]:
-    """Fused all-reduce, residual and norm against each pair of peers, by world, hidden size and rows."""
+def all_reduce(path: Path, world: int, hidden_sizes: tuple[int, ...]) -> list[dict[str, object]]:
+    """Fused all-reduce, residual and norm against each pair of peers, by hidden size and rows."""
     library = peers.load(path)
     table: list[dict[str, object]] = []
-    for world in worlds:
-        for hidden in hidden_sizes:
-            ranks = virtual.Ranks(world, max(ROWS), hidden, patience=5.0)
-            for rows in ROWS:
-                table.append(_row(library, ranks, rows, hidden))
-                print("ROW " + json.dumps(table[-1]), flush=True)
-                print(_line(table[-1]), flush=True)
-            ranks.close()
+    for hidden in hidden_sizes:
+        ranks = virtual.Ranks(world, max(ROWS), hidden, patience=5.0)
+        for rows in ROWS:
+            table.append(_row(library, ranks, rows, hidden))
+            print("ROW " + json.dumps(table[-1]), flush=True)
+            print(_line(table[-1]), flush=True)
+        ranks.close()
     return table
 
 
