@@ -152,10 +152,10 @@ def look(library: Path) -> tuple[list[str], list[str]]:
     return needed, functions
 
 
-def write_receipt(library: Path, installed: Path, architecture: str, root: Path) -> dict[str, object]:
+def write_receipt(library: Path, installed: Path, architecture: str, root: Path) -> str:
     """What was compiled, in the words of the receipts of other kernel modules, below the root of an image."""
     needed, functions = look(library)
-    receipt = {
+    receipt: dict[str, object] = {
         "module": installed.name,
         "path": str(installed / library.name),
         "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
@@ -169,7 +169,7 @@ def write_receipt(library: Path, installed: Path, architecture: str, root: Path)
     epoch = int(os.environ["EPOCH"])
     for path in (root, *root.rglob("*"), library):
         os.utime(path, (epoch, epoch))
-    return receipt
+    return f"{installed.name}: {len(functions)} functions, {receipt['architecture']}"
 
 
 def main() -> int:
@@ -194,8 +194,7 @@ def main() -> int:
             build(architectures, arguments.out, arguments.cuda_home)
         print(arguments.out, "from the kernel cache" if kept else "compiled")
         if arguments.receipt:
-            receipt = write_receipt(arguments.out, arguments.installed, architectures[0], arguments.receipt)
-            print(f"{receipt['module']}: {receipt['functions']}, {receipt['architecture']}")
+            print(write_receipt(arguments.out, arguments.installed, architectures[0], arguments.receipt))
         else:
             look(arguments.out)
     except RefusedError as error:

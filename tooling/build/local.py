@@ -50,7 +50,9 @@ class LocalPackage:
     def native_files(self) -> dict[str, str]:
         """SHA-256 of every file that the compiled library is made from, by path in the folder."""
         paths = [path for name in _NATIVE for path in (self.path / name, *(self.path / name).rglob("*"))]
-        return {str(path.relative_to(self.path)): sha256_of_file(path) for path in sorted(paths) if path.is_file()}
+        return {
+            str(path.relative_to(self.path)): sha256_of_file(path) for path in sorted(paths) if path.is_file()
+        }
 
     def put(self, context: Path) -> None:
         """Copy it into a build context, what is compiled apart, so that Python files do not make it compile."""

@@ -316,7 +316,9 @@ class Stack(Record):
             return
         architecture = self.kernels.architecture
         required = {target.rstrip("af") for target in self.targets.required}
-        named = {"architecture": architecture} | {f"native.{name}": a for name, a in self.kernels.native.items()}
+        named = {"architecture": architecture} | {
+            f"native.{name}": a for name, a in self.kernels.native.items()
+        }
         for field, value in named.items():
             if f"sm_{value.rstrip('af').replace('.', '')}" not in required:
                 raise ValueError(f"kernels.{field} {value} is none of targets.required")

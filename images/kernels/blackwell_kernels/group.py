@@ -1,4 +1,4 @@
-"""A group of ranks that reduce together: made by all or by none, measured once, taken down in the right order."""
+"""A group of ranks that reduce together: made by all or by none, measured once, taken down in order."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _ALIGNMENT = 16
 class AllReduceGroup:
     """Sums over ranks by CUDA IPC, with the epilogues of a transformer block.
 
-    All ranks call the same methods in the same order with the same shapes, each on one stream at a time; that is
-    the contract of every collective. Results are bitwise equal on all ranks and do not depend on the path.
+    All ranks call the same methods in the same order with the same shapes, each on one stream at a time; that
+    is the contract of every collective. Results are bitwise equal on all ranks and do not depend on the path.
     Launches can be captured into graphs. A kernel that waits for a peer longer than `patience` seconds writes a
-    diagnosis and ends with a trap: the CUDA context is then lost, and the next call, or `raise_if_stalled`, says
-    which rank was missed.
+    diagnosis and ends with a trap: the CUDA context is then lost, and the next call, or `raise_if_stalled`,
+    says which rank was missed.
 
     Attributes:
         rank: Of this process in the group.
@@ -49,7 +49,7 @@ class AllReduceGroup:
         forced: Path that every call takes instead of the planned one, for tests and benchmarks; None otherwise.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         group_size: int,
         rank: int,
@@ -276,7 +276,7 @@ class AllReduceGroup:
         weight: torch.Tensor | None = None,
         eps: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Check and launch on the current stream; what the operators call. Returns (out, residual_out or out)."""
+        """Check and launch on the current stream, for the operators. Returns (out, residual_out or out)."""
         if kind not in KINDS:
             raise ValueError(f"norm_of is 'unrounded' or 'rounded', not {kind.rpartition('_')[2]!r}")
         self._check_arguments(x, residual, weight)
@@ -298,7 +298,8 @@ class AllReduceGroup:
     ) -> None:
         if x.dim() != 2 or not self.supports(x.shape[0], x.shape[1], x.dtype):  # noqa: PLR2004  # a matrix
             raise ValueError(
-                f"x: up to {self.max_rows} rows of {' or '.join(map(str, self.hidden_sizes))} bfloat16, in a group "
+                f"x: up to {self.max_rows} rows of {' or '.join(map(str, self.hidden_sizes))} bfloat16, in "
+                f"a group "
                 f"that is open, not {list(x.shape)} {x.dtype}"
             )
         for name, tensor, shape in (

@@ -1,8 +1,8 @@
 """The compiled library behind a C interface, found once a process and held against the interface that we speak.
 
 ctypes and plain C instead of a torch extension: nothing in the library depends on torch, its C++ ABI or the
-version of Python, so one file serves every engine. What it costs, some microseconds of Python a call, is not paid
-where it would matter, because engines replay graphs.
+version of Python, so one file serves every engine. What it costs, some microseconds of Python a call, is not
+paid where it would matter, because engines replay graphs.
 """
 
 from __future__ import annotations

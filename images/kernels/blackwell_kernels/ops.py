@@ -48,7 +48,7 @@ def _define(schema: str, cuda: object, fake: object) -> None:
     name = schema.partition("(")[0]
     _NAMESPACE.define(schema)
     _NAMESPACE.impl(name, cuda, "CUDA")
-    torch.library.register_fake(f"blackwell_kernels::{name}", fake, lib=_NAMESPACE)  # type: ignore[arg-type]
+    torch.library.register_fake(f"blackwell_kernels::{name}", fake, lib=_NAMESPACE)
 
 
 def _all_reduce(x: torch.Tensor, group: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def _all_reduce_add(x: torch.Tensor, residual: torch.Tensor, group: int) -> torc
     return _group(group).launch("all_reduce_add", x, residual)[0]
 
 
-def _all_reduce_residual_rmsnorm(
+def _all_reduce_residual_rmsnorm(  # noqa: PLR0917  # an operator's signature
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, norm_of: str, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     kind = f"all_reduce_residual_rmsnorm_{norm_of}"
@@ -125,21 +125,22 @@ def topk_transform(
     """Slots in a paged cache of the k largest logits of each row, lowest column first.
 
     For row b with n = lengths[b] (clamped to 0..columns) the selected columns are the min(k, n) largest of
-    `logits[b, :n]`; column c becomes `page_table[b, c // page_size] * page_size + c % page_size`. What is left of
-    the k places is -1. Selected columns come in ascending order, so equal input gives equal output, and a row
-    with n <= k is simply its columns in order.
+    `logits[b, :n]`; column c becomes `page_table[b, c // page_size] * page_size + c % page_size`. What is left
+    of the k places is -1. Selected columns come in ascending order, so equal input gives equal output, and a
+    row with n <= k is simply its columns in order.
 
     Order of values: NaN (any) counts as larger than +inf, as in `torch.topk`; -0.0 equals +0.0; -inf is an
     ordinary smallest value; of equal values at the limit the lowest columns are taken.
 
-    Launches on one stream follow each other, as do replays of graphs that were captured on it; two that overlap in
-    time must come from different streams.
+    Launches on one stream follow each other, as do replays of graphs that were captured on it; two that
+    overlap in time must come from different streams.
 
     Args:
-        logits: [rows, columns] float32, columns contiguous, rows may be strided; what lies behind a row's length
-            is never read. At most 262,144 columns.
+        logits: [rows, columns] float32, columns contiguous, rows may be strided; what lies behind a row's
+            length is never read. At most 262,144 columns.
         lengths: [rows] int32, real lengths, read on the device: the cost follows them and not the columns.
-        page_table: [rows, pages] int32, contiguous in pages, with at least ceil(length / page_size) pages a row.
+        page_table: [rows, pages] int32, contiguous in pages, with at least ceil(length / page_size) pages a
+            row.
         page_size: Columns a page, at least 1.
         k: 512 or 2048.
         out: Where to write, [rows, k] int32 contiguous; by default a new tensor.

@@ -141,7 +141,7 @@ class Slab:
         check(self._library.bk_group_destroy(self._group, int(free)), "freeing the slab")
 
     def patience(self, seconds: float, *, traps: bool) -> None:
-        """How long a thread of later launches waits for a peer, and whether the kernel then ends with a trap."""
+        """How long a thread of later launches waits for a peer, and whether it then ends with a trap."""
         check(self._library.bk_group_patience(self._group, int(seconds * 1e9), int(traps)), "patience")
 
     def run(self, path: int, kind: int, tensors: Round, times: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""What a new group does before its first real round: prove that the memory carries data, and choose its paths."""
+"""What a new group does before its first real round: prove that memory carries data, choose its paths."""
 
 from __future__ import annotations
 

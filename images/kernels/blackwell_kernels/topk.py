@@ -18,7 +18,7 @@ _FIRST_ROWS = 256
 _WORKSPACES: dict[tuple[int, int], tuple[int, int]] = {}
 
 
-def check_topk(
+def check_topk(  # noqa: PLR0917
     logits: torch.Tensor,
     lengths: torch.Tensor,
     page_table: torch.Tensor,

@@ -118,7 +118,7 @@ class Peers:
         found: dict[str, Callable[[int], None]] = {"vllm 1-stage": self.vllm(1), "vllm 2-stage": self.vllm(2)}
         useful = max(1, math.ceil(self.numel / 8 / 512))
         variants = {2: (0, 1), 4: (0, 1, 2), 8: (0, 2, 3)}[self.ranks.world]
-        # As for vllm: blocks that are not resident would be waited for without end (64 of 4 ranks on an H200 were).
+        # As for vllm: blocks that are not resident would be waited for without end, as 64 of 4 ranks were.
         most = min(_MAX_BLOCKS, 128 // self.ranks.world)
         for variant in variants:
             for blocks in sorted({min(useful, most), min(useful, 16), min(useful, 32)}):
@@ -142,7 +142,7 @@ class Peers:
         torch.cuda.synchronize()
         for rank, out in enumerate(self.outs):
             error = reference.error_of_norm(self.xs, self.residual, self.weight, out)
-            if not error < 1e-2:  # noqa: PLR2004
+            if not error < 1e-2:
                 raise reference.WrongError(f"{name}, rank {rank}: relative error {error}")
 
 

@@ -28,7 +28,9 @@ def _hub(pipes: list[Connection]) -> None:
             pipe.close()
 
 
-def _child(rank: int, world: int, device: int, pipe: Connection, results: Any, scenario: str) -> None:
+def _child(  # noqa: PLR0917
+    rank: int, world: int, device: int, pipe: Connection, results: Any, scenario: str
+) -> None:
     def exchange(data: bytes) -> list[bytes]:
         pipe.send(data)
         answers: list[bytes] = pipe.recv()
@@ -176,7 +178,7 @@ def refused(rank: int, world: int, device: int, exchange: Callable[[bytes], list
         def broken(*_: Any) -> slab.Slab:
             raise RuntimeError("no memory for you")
 
-        group_module.Slab = broken  # type: ignore[misc,assignment]
+        group_module.Slab = broken  # type: ignore[attr-defined]
     try:
         _group(rank, world, device, exchange)
     except GroupError as error:

@@ -41,7 +41,7 @@ def inputs(
     return xs, residual, normal(hidden)
 
 
-def check(
+def check(  # noqa: PLR0917
     kind: int,
     xs: Sequence[torch.Tensor],
     residual: torch.Tensor,
@@ -62,7 +62,7 @@ def check(
         return _same(out, total.to(torch.bfloat16), f"{where}: sum")
     if kind == 1:
         return _same(out, (total + residual.float()).to(torch.bfloat16), f"{where}: sum and residual")
-    if kind == 2:  # noqa: PLR2004
+    if kind == 2:
         value = total.to(torch.bfloat16).float() + residual.float()
     else:
         value = (total + residual.float()).to(torch.bfloat16).float()
@@ -71,7 +71,7 @@ def check(
     wanted = exact * torch.rsqrt(exact.square().mean(1, keepdim=True) + EPS) * weight.double()
     seen = out.double()
     # Squares of values near the end of the range overflow float32, in every implementation of this norm.
-    overflowing = (exact.square().mean(1, keepdim=True) > 1e38).expand_as(seen)  # noqa: PLR2004
+    overflowing = (exact.square().mean(1, keepdim=True) > 1e38).expand_as(seen)
     finite = torch.isfinite(wanted) & ~overflowing
     wrong = finite & ((seen - wanted).abs() > NORM_TOLERANCE * wanted.abs() + 1e-38)
     wrong |= torch.isnan(wanted) & ~torch.isnan(seen)

@@ -4,7 +4,7 @@
     python tests/gpu/kernels/run.py --out DIR --gpus 2           one process a GPU, over CUDA IPC
     python tests/gpu/kernels/run.py --out DIR --only topk,times  some steps
 
-Every step is a process of its own with a time limit, so that one that hangs or loses its context costs no other.
+Every step is a process of its own with a time limit, so one that hangs or loses its context costs no other.
 The record, `kernels.json`, has the GPU, its clocks, what each step found, and what was not shown.
 """
 
@@ -40,11 +40,10 @@ ONE_GPU = {
 SEVERAL_GPUS = {"processes": 200, "pair_times": 150}
 LIMITATIONS = {
     1: (
-        "virtual ranks are streams of one GPU: no bus lies between them, so times are those of protocol and kernels",
+        "virtual ranks are streams of one GPU: no bus between them, so times are of protocol and kernels",
         "processes on one GPU are time-sliced: they show that results are right, not how fast",
         "every graph runs many times on the same tensors, so they are in the L2 cache",
-        "peers have at most one block a multiprocessor over all virtual ranks: they wait without bound for blocks "
-        "that are not resident",
+        "peers have at most one block a multiprocessor over all virtual ranks, as they wait without bound",
         "no SM120 device was used",
     ),
     2: ("the GPUs are linked by NVLink, not PCIe", "no SM120 device was used"),
@@ -58,6 +57,26 @@ _ROW = "ROW "
 def step(name: str, peers: Path | None) -> object:
     """Do one step in this process."""
     sys.path[:0] = [str(HERE), str(KERNELS)]
+    return times(name, peers) if "times" in name else checks(name)
+
+
+def times(name: str, peers: Path | None) -> object:
+    """A step that compares with peers."""
+    if peers is None:
+        raise SystemExit("--peers names the library made from peers.cu; without it nothing is compared")
+    if name == "pair_times":
+        import pair  # noqa: PLC0415
+
+        return pair.times(peers)
+    import timing  # noqa: PLC0415
+
+    if name == "topk_times":
+        return timing.topk(peers)
+    return timing.all_reduce(peers, int(name.removeprefix("times_w")), (4096, 7168))
+
+
+def checks(name: str) -> object:
+    """A step that compares with formulas."""
     if name in {"ranks", "replay", "late"}:
         import virtual  # noqa: PLC0415
 
@@ -66,22 +85,10 @@ def step(name: str, peers: Path | None) -> object:
         import topk_checks  # noqa: PLC0415
 
         return topk_checks.check_all()
-    if name == "topk_times" or name.startswith("times_w"):
-        import timing  # noqa: PLC0415
-
-        if peers is None:
-            raise SystemExit("--peers names the library made from peers.cu; without it nothing is compared")
-        if name == "topk_times":
-            return timing.topk(peers)
-        return timing.all_reduce(peers, int(name.removeprefix("times_w")), (4096, 7168))
     if name == "small":
         import sanitized  # noqa: PLC0415
 
         return sanitized.small()
-    if name == "pair_times":
-        import pair  # noqa: PLC0415
-
-        return pair.times(peers)
     import processes  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
@@ -160,7 +167,8 @@ def summary(name: str, result: dict[str, Any]) -> list[str]:
             best, rival = row["best_of_ours"], row["best_peer"]
             lines.append(
                 f"W={row['world']} {row['rows']}x{row['hidden']}: {best} {row['ours'][best]['median']} "
-                f"(again {row['ours_again'][best]['median']}), {rival} {row['peers'][rival]['median']} us: {row['ratio']}"
+                f"(again {row['ours_again'][best]['median']}), {rival} {row['peers'][rival]['median']} us: "
+                f"{row['ratio']}"
             )
         else:
             times = row.get("times", row)
@@ -175,7 +183,8 @@ def machine() -> dict[str, object]:
     """What the numbers were measured on."""
     import torch  # noqa: PLC0415
 
-    fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,pcie.link.gen.current"
+    fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
+    fields += ",pcie.link.gen.current"
     query = subprocess.run(
         ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
         capture_output=True,
@@ -203,7 +212,9 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=560.0, help="seconds for all steps together")
     parser.add_argument("--peers", type=lambda text: Path(text).resolve(), help="library made from peers.cu")
     parser.add_argument("--library", type=Path)
-    parser.add_argument("--one-grid", type=lambda text: Path(text).resolve(), help="program made from one_grid.cu")
+    parser.add_argument(
+        "--one-grid", type=lambda text: Path(text).resolve(), help="program made from one_grid.cu"
+    )
     parser.add_argument("--step", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.library:
@@ -235,7 +246,8 @@ def main() -> int:
         record["machine_after"] = machine()
         (arguments.out / "kernels.json").write_text(json.dumps(record, indent=1))
         print(
-            f"{name}: {results[name]['verdict']} {results[name].get('seconds', '')} s {results[name].get('why', '')}"
+            f"{name}: {results[name]['verdict']} {results[name].get('seconds', '')} s",
+            results[name].get("why", ""),
         )
         for line in summary(name, results[name]):
             print(f"    {line}")

@@ -38,9 +38,9 @@ def case(
         logits[:, ::2] = -0.0
     elif kind == "special":
         pick = torch.rand(rows, columns, generator=generator, device="cuda")
-        logits[pick < 0.3] = float("-inf")  # noqa: PLR2004
-        logits[pick > 0.999] = float("nan")  # noqa: PLR2004
-        logits[(pick > 0.99) & (pick <= 0.999)] = float("inf")  # noqa: PLR2004
+        logits[pick < 0.3] = float("-inf")
+        logits[pick > 0.999] = float("nan")
+        logits[(pick > 0.99) & (pick <= 0.999)] = float("inf")
     elif kind == "narrow":
         logits = 1.0 + logits * 1e-6
     elif kind == "no -inf fits":

@@ -86,7 +86,7 @@ def rounds_of(
             Round(
                 x,
                 residual.clone() if kind else None,
-                weight if kind >= 2 else None,  # noqa: PLR2004
+                weight if kind >= 2 else None,
                 reference.EPS,
                 out,
                 residual_out,
@@ -114,7 +114,7 @@ def check_round(ranks: Ranks, rows: int, hidden: int, seed: int, special: float)
                 reference.check(kind, xs, residual, weight, one.out, one.residual_out, f"{where} rank {rank}")
                 compared += 1
             reference.same_bits([one.out for one in rounds], where)
-            if kind >= 2:  # noqa: PLR2004
+            if kind >= 2:
                 reference.same_bits([one.residual_out for one in rounds], where)
             by_path.append(rounds[0].out)
         reference.same_bits(by_path, f"W={ranks.world} {rows}x{hidden} {KINDS[kind]}: paths")
@@ -129,7 +129,7 @@ def check_all() -> dict[str, object]:
             ranks = Ranks(world, 256, hidden, first_round=0xFFFFFFF0)
             rows_list = (1, 2, 3, 5, 8, 31, 64, 1, 200, 256, 7) if hidden in {4096, 7168} else (1, 9, 40)
             for number, rows in enumerate(rows_list):
-                special = 0.02 if number % 3 == 2 else 0.0  # noqa: PLR2004
+                special = 0.02 if number % 3 == 2 else 0.0
                 compared += check_round(ranks, rows, hidden, seed=number + hidden, special=special)
             xs, residual, weight = reference.inputs(world, 32, hidden, 5)
             rounds = rounds_of(2, xs, residual, weight)
@@ -144,7 +144,7 @@ def check_all() -> dict[str, object]:
         compared += check_round(ranks, 13 + number, hidden, seed=number, special=0.0)
     ranks.close()
     worst = max(errors)
-    if not worst < 4e-3:  # noqa: PLR2004
+    if not worst < 4e-3:
         raise reference.WrongError(f"relative error of the norm against float64 is {worst}")
     return {"comparisons": compared, "worst_relative_error_float64": worst}
 
