@@ -32,6 +32,11 @@ _ARCHITECTURE = re.compile(r"^(\d{1,2})(\d)([af]?)$")
 _SYSTEM = re.compile(r"^(lib(stdc\+\+|gcc_s|c|m|pthread|dl|rt)\.so(\.\d+)*|ld-linux[\w-]*\.so\.\d+)$")
 _DRIVER_FUNCTION = re.compile(r"cu(da)?[A-Z]\w*")
 _EXPORT = "bk_"
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_BANNED = re.compile(
+    r"__cluster_dims__|cluster_group|this_cluster|ClusterDimension|ClusterSize|barrier\.cluster|mapa\b|"
+    r"shared::cluster|%cluster\w*|multimem|cuMulticast\w*|wgmma|tcgen05"
+)
 
 
 class RefusedError(Exception):
@@ -48,6 +53,18 @@ def dotted(architecture: str) -> str:
     if found is None:
         raise RefusedError(f"{architecture!r} is not an architecture such as 120f")
     return f"{found[1]}.{found[2]}{found[3]}"
+
+
+def banned(source: str) -> list[str]:
+    """What a source uses that SM120 does not have; the assembler takes most of it and the launch fails.
+
+    Args:
+        source: CUDA C++ text.
+
+    Returns:
+        The words, in order of appearance; clusters of blocks and multicast memory.
+    """
+    return [match[0] for match in _BANNED.finditer(_COMMENT.sub("", source))]
 
 
 def nvcc_command(nvcc: str, architectures: list[str], out: Path, libraries: list[Path]) -> list[str]:
@@ -93,8 +110,11 @@ def build(architectures: list[str], out: Path, home: Path | None) -> Path:
     """Compile.
 
     Raises:
-        RefusedError: The compiler failed; says its last lines.
+        RefusedError: A source uses what SM120 does not have, or the compiler failed; says its last lines.
     """
+    for path in sorted(SOURCE.parent.iterdir()):
+        if words := banned(path.read_text(encoding="utf-8")):
+            raise RefusedError(f"{path.name} uses what SM120 does not have: {', '.join(words)}")
     libraries = [folder for name in ("lib64", "lib") if home and (folder := home / name).is_dir()]
     out.parent.mkdir(parents=True, exist_ok=True)
     command = nvcc_command(find_nvcc(home), architectures, out, libraries)

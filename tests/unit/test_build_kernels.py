@@ -167,3 +167,23 @@ def test_a_module_whose_kernels_compiled_to_nothing_fails():
     found, good = judge_module("good", (DATA / "adds_120f.cubin").read_bytes(), kernels)
     assert len(found) == 1
     assert {check.verdict for check in good} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("__global__ void __cluster_dims__(2) f() {}", ["__cluster_dims__"]),
+        ("attribute.id = cudaLaunchAttributeClusterDimension;", ["ClusterDimension"]),
+        ('asm("multimem.ld_reduce.relaxed.sys.global.add.f32 %0, [%1];"); wgmma', ["multimem", "wgmma"]),
+        ('asm("mapa.shared::cluster.u32 %0, %1, %2;");', ["mapa", "shared::cluster"]),
+        ("// no multimem, no clusters\n/* this_cluster() */ int mapable;", []),
+    ],
+)
+def test_what_sm120_does_not_have_is_refused_before_it_compiles(text, words):
+    assert build_native.banned(text) == words
+
+
+def test_our_sources_use_nothing_that_sm120_does_not_have():
+    sources = sorted((ROOT / "images" / "kernels" / "csrc").iterdir())
+    assert len(sources) >= 5
+    assert [name for path in sources if (name := build_native.banned(path.read_text()))] == []

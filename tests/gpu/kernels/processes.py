@@ -178,7 +178,7 @@ def refused(rank: int, world: int, device: int, exchange: Callable[[bytes], list
         def broken(*_: Any) -> slab.Slab:
             raise RuntimeError("no memory for you")
 
-        group_module.Slab = broken  # type: ignore[attr-defined]
+        group_module.Slab = broken  # type: ignore[attr-defined,assignment]
     try:
         _group(rank, world, device, exchange)
     except GroupError as error:
