@@ -240,6 +240,12 @@ def bench_census(session: nox.Session) -> None:
     _toolkit(session, "bench-census")
 
 
+@nox.session(name="bench-kernels", default=False)
+def bench_kernels(session: nox.Session) -> None:
+    """Check this project's kernels on the GPUs here and time them against the best peers: -- [--gpus N]."""
+    _toolkit(session, "bench-kernels")
+
+
 @nox.session(name="bench-client", default=False)
 def bench_client(session: nox.Session) -> None:
     """Compare the load clients' figures and cost with a mock's truth and with aiperf, one table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from tooling.commands import (
+    bench_kernels,
     build,
     census,
     correctness,
@@ -32,6 +33,7 @@ class CommandModule(Protocol):
 
 
 COMMAND_MODULES: tuple[CommandModule, ...] = (
+    bench_kernels,
     build,
     census,
     correctness,

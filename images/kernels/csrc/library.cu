@@ -246,7 +246,8 @@ BK_EXPORT int bk_topk_parts(int rows, int columns, int* parts, int* blocks) {
   BK_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, topk_kernel, kTopkThreads, kTopkDynamic));
   const int resident = each * processors;
   const int least = (columns + kTopkKeys - 1) / kTopkKeys;
-  const int wished = std::min((columns + 8191) / 8192, resident / std::max(rows, 1));
+  // One block a multiprocessor while that is enough: two that share one are slower than one with twice the keys.
+  const int wished = std::min((columns + 8191) / 8192, processors / std::max(rows, 1));
   *parts = columns <= kTopkAlone ? 1 : std::min(std::max(wished, least), kTopkMaxParts);
   if (least > kTopkMaxParts || *parts > resident) return cudaErrorInvalidValue;
   *blocks = std::min(rows, *parts == 1 ? (1 << 30) / kTopkThreads : resident / *parts) * *parts;
