@@ -21,9 +21,12 @@ GOOD = """
 #include "all_reduce.cuh"
 #include "topk.cuh"
 using namespace blackwell_kernels;
-template __global__ void blackwell_kernels::all_reduce_kernel<4, kPushOneShot, kNarrow>(const __grid_constant__ Arguments);
-template __global__ void blackwell_kernels::all_reduce_kernel<4, kPullTwoShot, kNarrow>(const __grid_constant__ Arguments);
-template __global__ void blackwell_kernels::all_reduce_kernel<8, kPushTwoShot, kMaxThreads>(const __grid_constant__ Arguments);
+#define INSTANCE(W, PATH, THREADS) \\
+  template __global__ void blackwell_kernels::all_reduce_kernel<W, PATH, THREADS>( \\
+      const __grid_constant__ Arguments)
+INSTANCE(4, kPushOneShot, kNarrow);
+INSTANCE(4, kPullTwoShot, kNarrow);
+INSTANCE(8, kPushTwoShot, kMaxThreads);
 """
 BAD = """
 __global__ void __launch_bounds__(1024, 1) spilling(float* data) {
@@ -104,5 +107,5 @@ def test_a_source_that_does_not_compile_says_why(toolkit, tmp_path, monkeypatch)
     with pytest.raises(build_native.RefusedError, match=r"(?s)it does not compile\n.*expected a"):
         build_native.build(["120f"], tmp_path / "out.so", toolkit)
     (tmp_path / "library.cu").write_text("__global__ void __cluster_dims__(2, 1, 1) kernel() {}\n")
-    with pytest.raises(build_native.RefusedError, match="library.cu uses what SM120 does not have"):
+    with pytest.raises(build_native.RefusedError, match=r"library\.cu uses what SM120 does not have"):
         build_native.build(["120f"], tmp_path / "out.so", toolkit)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from tooling.errors import InputError
 from tooling.gates.records import Verdict
 from tooling.kernels.records import Comparison, KernelEvidence, Machine, Spread, StepResult
@@ -69,7 +67,7 @@ def evidence_of(runs: Mapping[str, Mapping[str, Any]]) -> KernelEvidence:
             topk=tuple(_topk(row) for row in raw.get("topk_times", ())),
             limitations=(*limitations, *_not_passed(steps)),
         )
-    except (ValidationError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"a table cannot be read: {error!r}", where=", ".join(runs)) from error
 
 

@@ -173,7 +173,7 @@ def architecture() -> str:
     import torch  # noqa: PLC0415
 
     major, minor = torch.cuda.get_device_capability(0)
-    return "120f" if major == 12 else f"{major}{minor}a"  # noqa: PLR2004
+    return "120f" if major == 12 else f"{major}{minor}a"
 
 
 def peer_headers() -> Path | None:
