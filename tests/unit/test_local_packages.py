@@ -191,4 +191,13 @@ def test_its_steps_come_last_and_touch_no_package_layer():
     assert stage in text
     assert text.startswith(without.partition("FROM packages AS image")[0]), "no earlier step knows of it"
     copies = re.findall(r"^COPY .*$", text, flags=re.MULTILINE)
-    assert copies[-1] == "COPY --from=local-kernels /out/ /"
+    assert copies[-2:] == [
+        "COPY --from=native-kernels /out/receipt/ /",
+        "COPY --from=local-kernels /out/ /",
+    ]
+    native = text.partition("FROM packages AS native-kernels\n")[2].partition("\nFROM ")[0]
+    assert "--architectures 120f" in native
+    assert "source=imported/blackwell_kernels,target=/run/build/imported" in native
+    assert "--out /out/library/libblackwell_kernels.so" in native
+    assert "sharing=locked" in native
+    assert "local/kernels/python" not in native, "Python files do not make it compile"

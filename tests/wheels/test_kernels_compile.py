@@ -50,7 +50,7 @@ __global__ void nothing(float* data) {}
 def toolkit(tmp_path_factory) -> Path:
     """The toolkit's wheels of the stack as one tree, as the image has it."""
     require_program("g++", "g++")
-    home = tmp_path_factory.mktemp("toolkit")
+    home: Path = tmp_path_factory.mktemp("toolkit")
     path = ROOT / "stacks" / "cu130.lock.txt"
     pins = {entry.name: entry.version for entry in parse_lock(path.read_text(), path).wheels}
     for part in PARTS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tooling.errors import InputError
@@ -17,6 +19,8 @@ _GOALS = ((64, 0.75), (256, 0.9))
 _GOAL_WORLD = 4
 #: Top-k of 64K columns and more against the one-kernel-a-row peers.
 _LONG, _LONG_GOAL, _GOAL = 65_536, 0.5, 1.0
+_OURS = ("_one_shot", "_two_shot")
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _TOPK_PEERS = ("flashinfer", "flashinfer deterministic", "torch.topk alone")
 
 
@@ -61,8 +65,9 @@ def evidence_of(runs: Mapping[str, Mapping[str, Any]]) -> KernelEvidence:
             machine=machine,
             clocks=clocks,
             steps=steps,
-            all_reduce=tuple(
-                _all_reduce(row) for step in sorted(raw) if step.startswith("times_w") for row in raw[step]
+            all_reduce=(
+                *(_all_reduce(row) for step in sorted(raw) if step.startswith("times_w") for row in raw[step]),
+                *(_all_reduce(_pair(row)) for row in raw.get("pair_times", ())),
             ),
             topk=tuple(_topk(row) for row in raw.get("topk_times", ())),
             limitations=(*limitations, *_not_passed(steps)),
@@ -86,7 +91,7 @@ def _machine(machine: Mapping[str, Any]) -> Machine:
         sm_clock_max=values["clocks.max.sm"],
         memory_clock=values["clocks.mem"],
         power_limit=values["power.limit"],
-        links=tuple(machine["links"]),
+        links=tuple(_ESCAPE.sub("", line) for line in takewhile(str.strip, machine["links"])),
     )
 
 
@@ -113,6 +118,13 @@ def _all_reduce(row: Mapping[str, Any]) -> Comparison:
         ratio=_ratio(ours, peers),
         goal=goals[0] if goals else None,
     )
+
+
+def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of several GPUs, whose table has ours and the peers side by side."""
+    ours = {name: spread for name, spread in row["times"].items() if name.endswith(_OURS)}
+    peers = {name: spread for name, spread in row["times"].items() if name not in ours}
+    return {**row, "ours": ours, "peers": peers, "ours_again": {}}
 
 
 def _topk(row: Mapping[str, Any]) -> Comparison:

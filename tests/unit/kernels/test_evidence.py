@@ -87,6 +87,17 @@ def test_of_a_step_that_ran_twice_the_last_counts(run):
     assert len(found.clocks) == 2
 
 
+def test_gpus_that_are_linked_are_compared_with_the_collective_library(run):
+    run["machine"] = MACHINE | {"links": ["\t\x1b[4mGPU0\tGPU1\x1b[0m", "GPU0\t X \tNV18", "", "Legend:"]}
+    times = {"push_one_shot": _spread(4.0), "pull_two_shot": _spread(8.0), "NCCL, then a norm": _spread(10.0)}
+    row = {"world": 2, "hidden": 4096, "rows": 1, "planned": "push_one_shot", "times": times}
+    run["steps"] = {"pair_times": {"verdict": "pass", "found": [row]}}
+    found = evidence_of({"a": run})
+    (seen,) = found.all_reduce
+    assert (seen.ratio, list(seen.peers), seen.goal) == (0.4, ["NCCL, then a norm"], None)
+    assert found.machine.links == ("\tGPU0\tGPU1", "GPU0\t X \tNV18")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -140,6 +151,6 @@ def test_the_kept_record_is_one_of_ours_and_names_its_hardware():
     for path in paths:
         found = KernelEvidence.model_validate_json(path.read_text())
         assert found.all_reduce
-        assert found.topk
+        assert found.topk or len(found.machine.gpus) > 1
         assert any("SM120" in limitation for limitation in found.limitations)
         assert all(step.verdict is not Verdict.FAIL for step in found.steps.values()), path.name

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 from blackwell_kernels.errors import GroupError, KernelError
 from blackwell_kernels.plans import Plan, choose, measured_rows, read_plans, slowest, topology_key, write_plans
 from blackwell_kernels.vote import Vote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TIMES = {(1, 0): 3e-6, (1, 1): 5e-6, (8, 0): 9e-6, (8, 1): 6e-6, (8, 3): 6e-6, (32, 1): 20e-6}
 
@@ -69,7 +73,7 @@ class Exchange:
         return exchange
 
 
-def _vote(world: int, steps: list) -> list[object]:
+def _vote(world: int, steps: list[Callable[[], int]]) -> list[object]:
     exchange = Exchange(world)
 
     def rank(number: int) -> object:
