@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from docker.errors import NotFound
 
 from tooling.errors import InputError
-from tooling.gates.dispatch import FEATURES, CounterFile, dispatch_gate, parse_counters
+from tooling.gates.dispatch_counters import FEATURES, CounterFile, dispatch_gate, parse_counters
 from tooling.gates.records import Evidence
 from tooling.records import now, sha256_of
 

@@ -13,7 +13,7 @@ from blackwell_kernels.sglang_plugin.counters import Counters
 from blackwell_kernels.sglang_plugin.settings import Feature
 
 from tooling.errors import InputError
-from tooling.gates.dispatch import (
+from tooling.gates.dispatch_counters import (
     DEVICE_KINDS,
     FEATURES,
     CounterFile,
