@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tooling.attest.hardware import Device, Hardware
+from tooling.gates.records import SIMULATION
 from tooling.release.records import GateRequirement, Place, ReleasePolicy, instant
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ def why_not(
     measured = gate.result.measured
     result = measured.result
     reasons = (
+        "a simulation played the hardware"
+        if measured.hardware.simulated or SIMULATION in result.limitations
+        else "",
         _hardware_reason(policy, measured.hardware) if requirement.place is Place.TARGET else "",
         f"machine of class {measured.hardware.hardware_class}, not {hardware_class}"
         if hardware_class and measured.hardware.hardware_class != hardware_class
@@ -69,8 +73,6 @@ def _hardware_reason(policy: ReleasePolicy, hardware: Hardware) -> str:
     """Why a machine is not the target; empty when it is."""
     if hardware.device is not policy.device:
         return f"device {hardware.device.value} never stands in for {policy.device.value}"
-    if hardware.simulated:
-        return "a simulation played the hardware"
     if policy.device is Device.CPU:
         return ""
     strange = sorted({gpu.compute_capability for gpu in hardware.gpus} - set(policy.compute_capabilities))
