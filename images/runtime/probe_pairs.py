@@ -85,7 +85,7 @@ def pair_ladder(report: Report, first: int, second: int) -> None:
 
 
 def speed_ladder(report: Report, pairs: list[tuple[int, int]]) -> None:
-    """Time each direction of the given pairs by itself: pairs that share a bridge would slow each other down."""
+    """Time each direction of the given pairs by itself: pairs on one bridge slow each other down."""
     driver = Driver()
     sides = {index: Side(driver, index) for index in sorted({index for pair in pairs for index in pair})}
     for first, second in pairs:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 CHILD = Path(__file__).with_name("probe_child.py")
 RANK = Path(__file__).with_name("probe_collective.py")
-#: A torch import and the first communicator take long on a cold disk.
-SLOW_RUNGS = {"import-torch": 90.0, "communicator": 60.0}
+#: What is slow and no fault: starting Python, the bindings and CUDA on a busy machine; a torch import and the
+#: first communicator on a cold disk.
+SLOW_RUNGS = {"start": 60.0, "import-torch": 90.0, "communicator": 60.0}
 #: Multicast objects can put the GPUs of a shared host out of service; every child lives without them.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 Lines = list[dict[str, Any]]
@@ -214,9 +215,7 @@ def rounds_of(count: int) -> list[list[tuple[int, int]]]:
     for _ in range(len(seats) - 1):
         half = len(seats) // 2
         opposite = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append(
-            sorted((min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None)
-        )
+        rounds.append(sorted((min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None))
         seats = [seats[0], seats[-1], *seats[1:-1]]
     return rounds
 

@@ -49,7 +49,7 @@ class Played:
         return {rung["outcome"] for rung in self.rungs(**labels)}
 
     def report(self, image: dict[str, Any] | None = None, **host: dict[str, Any]) -> ProbeReport:
-        """Judge it as the toolkit does; `host` replaces facts that the stand-in cannot play: the machine's own."""
+        """Judge it as the toolkit does; `host` replaces what it cannot play: the machine itself."""
         document = self.document
         if image:
             document["image"] = image

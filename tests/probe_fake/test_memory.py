@@ -20,9 +20,7 @@ def test_out_of_memory_at_the_workspace_is_no_missing_feature(play: Play):
     assert report.ladders["memory"] is Health.UNUSABLE
     found = check(report, "memory-ladder")
     assert found.verdict is Verdict.FAIL
-    assert (
-        found.seen == "out of memory at 512 MiB; free at that moment: 256 MiB: not a missing feature"
-    )
+    assert found.seen == "out of memory at 512 MiB; free at that moment: 256 MiB: not a missing feature"
 
 
 def test_a_refused_rdma_flag_is_a_fact_and_no_fault(play: Play):
