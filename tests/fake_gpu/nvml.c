@@ -7,7 +7,7 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, UNKNOWN_ERROR = 999 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2 };
 enum { LEVEL_NODE = 40, LEVEL_SYSTEM = 50 };
 enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
 
@@ -207,13 +207,6 @@ API int nvmlDeviceGetTotalEccErrors(struct gpu *gpu, int kind, int counter, unsi
     (void)counter;
     *count = 0;
     return SUCCESS;
-}
-
-API int nvmlDeviceGetRemappedRows_v2(struct gpu *gpu, void *rows)
-{
-    (void)gpu;
-    (void)rows;
-    return UNKNOWN_ERROR;
 }
 
 API int nvmlDeviceGetRemappedRows(struct gpu *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending,

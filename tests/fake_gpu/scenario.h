@@ -16,7 +16,7 @@ enum transfer {
     MIRROR   /* nothing arrives, and the writer reads its own bytes back through its window */
 };
 
-/* What a failure or a hang is limited to. */
+/* What a failure or a hang is limited to: a handle type, the RDMA flag, more than one granule. */
 enum only { ALWAYS, ONLY_FABRIC, ONLY_RDMA, ONLY_WORKSPACE };
 
 struct failure {
@@ -38,11 +38,12 @@ struct scenario {
     int failure_count;
 };
 
-/* The scenario; a missing file or a word that nobody knows ends the process. */
+/* The scenario. Lines are `key value`, as `take` in scenario.c knows them; a missing file or a word that nobody knows ends the process. */
 const struct scenario *scenario(void);
 
-/* PCI bus of a GPU: the NUMA nodes get blocks of GPUs of equal size. */
+/* NUMA node of a GPU: the nodes get blocks of equal size. */
 int numa_node_of(int gpu);
+/* Its PCI address, e.g. 0000:81:00.0. */
 void pci_address(int gpu, char *text, size_t size);
 
 #endif

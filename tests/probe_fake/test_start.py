@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from tests.probe_fake.conftest import check
@@ -69,6 +70,12 @@ def test_the_probe_s_own_table_and_the_doctor_s_document_say_simulation(play: Pl
     host = read_document(play("gpus 1\n", program="probe_collector.py").out, where="simulation")
     assert host.simulated
     assert host.cuda_library.endswith("/libcuda.so.1")
+
+
+def test_a_word_that_no_scenario_has_ends_the_probe_loudly(play: Play):
+    played = play("gpuz 8\n", "--json", "--facts-only")
+    assert played.code == -signal.SIGABRT
+    assert "fake GPU: no such key: gpuz" in played.err
 
 
 def test_a_good_result_of_a_simulation_never_counts_in_a_release(play: Play):
