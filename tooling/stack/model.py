@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tooling.attest.hardware import Device
 from tooling.records import Record, sha256_of
+from tooling.release.records import ReleasePolicy
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
 Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
@@ -243,7 +245,7 @@ class Stack(Record):
         kernels: Kernel modules compiled into the image.
         serve: How it serves.
         environment: Variables of the image.
-        gates: Gates that a release needs.
+        release: What a release needs; without it the stack is never released.
         budget: What a build may cost.
     """
 
@@ -261,7 +263,7 @@ class Stack(Record):
     kernels: Kernels | None = None
     serve: Serve
     environment: dict[str, str] = Field(default_factory=dict)
-    gates: tuple[str, ...] = ()
+    release: ReleasePolicy | None = None
     budget: Budget
 
     @field_validator("environment")
@@ -282,7 +284,20 @@ class Stack(Record):
         if self.layers[-1].packages:
             raise ValueError(f"the last layer {self.layers[-1].name!r} takes the rest and lists no packages")
         self._check_kernels()
+        self._check_release()
         return self
+
+    def _check_release(self) -> None:
+        """A release of a GPU stack rests on GPUs that it is for."""
+        if self.release is None:
+            return
+        device = Device.CUDA if self.cuda else Device.CPU
+        if self.release.device is not device:
+            raise ValueError(f"release.device is {self.release.device}, this stack computes on {device}")
+        served = {f"sm_{capability.replace('.', '')}" for capability in self.release.compute_capabilities}
+        strange = served - {target.rstrip("af") for target in (*self.targets.required, *self.targets.optional)}
+        if strange:
+            raise ValueError(f"release.compute_capabilities: {', '.join(sorted(strange))} is none of targets")
 
     def _check_kernels(self) -> None:
         """One architecture for what is compiled in and what the engine asks for."""
@@ -303,6 +318,11 @@ class Stack(Record):
     def requirements(self) -> tuple[str, ...]:
         """Everything that the lock is resolved from (PEP 508)."""
         return (f"{self.engine.package}=={self.engine.version}", *self.lock.requirements)
+
+    @property
+    def image_sha256(self) -> str:
+        """Hash of all that the declaration says of the image; what a release needs changes no image."""
+        return sha256_of(self.model_dump(mode="json", exclude={"release"}))
 
     @property
     def lock_request_sha256(self) -> str:
