@@ -208,8 +208,9 @@ def _fact_items(policy: ReleasePolicy, facts: ReleaseFacts) -> list[ChecklistIte
             _list_item(
                 "arch-gates-judged",
                 facts.unjudged_arch_gates,
-                bad="architecture gates that nobody has judged",
-                good="every architecture gate is judged",
+                bad="new architecture gates that nobody has judged",
+                good="no architecture gate is new and unjudged"
+                + ("" if facts.previous else "; it is the first release, with nothing to compare with"),
                 to_do="scan the image and judge each new gate",
             )
         )
