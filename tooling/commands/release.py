@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path  # typer reads it at run time
+from pathlib import Path  # noqa: TC003  # typer reads it at run time
 from typing import TYPE_CHECKING, Annotated
 
 import typer

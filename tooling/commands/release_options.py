@@ -18,6 +18,7 @@ from tooling.registry.layout import Layout
 from tooling.registry.reference import Reference, parse_reference
 from tooling.registry.repository import Repository
 from tooling.registry.transport import Settings
+from tooling.sign.errors import KeyFileError
 from tooling.sign.keys import Trust
 from tooling.sign.local import keys_folder
 
@@ -78,6 +79,12 @@ def trusted(path: Path | None) -> Trust:
     Raises:
         KeyFileError: Nobody.
     """
+    if path is None and not any(keys_folder().glob("*.pub")):
+        raise KeyFileError(
+            "it is not known whose signatures to believe",
+            where=f"no *.pub in {keys_folder()}",
+            fix="give --trust with a public key or a directory of them",
+        )
     return Trust.load(path or keys_folder())
 
 

@@ -26,10 +26,11 @@ from tooling.commands.release_options import (
 from tooling.errors import CheckError, InputError
 from tooling.paths import checkout
 from tooling.registry import local
-from tooling.release.chain import ChainRequest, ChainResult, GateOptions, attest_stack, examine, release_stack
+from tooling.release.chain import attest_stack, release_stack
 from tooling.release.evidence import read_directory
 from tooling.release.preflight import Prospects, refuse_if_hopeless
 from tooling.release.records import Waiver
+from tooling.release.run import ChainRequest, ChainResult, GateOptions, examine
 from tooling.release.show import checklist, summary
 from tooling.sign.keys import SigningKey, Trust
 from tooling.sign.local import keys_folder, local_key
