@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     import docker
 
-    from tests.container.release.registry_server import Server
+    from tests.container.release.proxy import Plan
 
 pytestmark = pytest.mark.container
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,11 +49,16 @@ TRUST = Trust((KEY.public,))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, engine: docker.DockerClient) -> Iterator[Server]:
-    """A registry of this module's own; the names that the chain gives images there go with it."""
+def registry(
+    tmp_path_factory: pytest.TempPathFactory, engine: docker.DockerClient
+) -> Iterator[tuple[str, Plan]]:
+    """A registry behind a proxy that can break requests; the names that the chain gives images go with it.
+
+    One registry for all tests of this module: the engine then sends the layers once.
+    """
     install_registry()
-    with serve(tmp_path_factory.mktemp("chain")) as running:
-        yield running
+    with serve(tmp_path_factory.mktemp("chain")) as running, proxy(running.host) as proxied:
+        yield proxied
     for image in engine.images.list():
         for tag in image.tags:
             if "/chain/" in tag:
@@ -61,11 +66,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, engine: docker.DockerClient
 
 
 @pytest.fixture(scope="module")
-def request_of(server: Server, tmp_path_factory: pytest.TempPathFactory) -> ChainRequest:
+def request_of(registry: tuple[str, Plan], tmp_path_factory: pytest.TempPathFactory) -> ChainRequest:
     return ChainRequest(
         stack="cpu",
         root=ROOT,
-        registry=f"{server.host}/chain/first",
+        registry=f"{registry[0]}/chain/first",
         key=KEY,
         trust=TRUST,
         settings=quick(),
@@ -156,39 +161,36 @@ def test_a_failing_gate_stops_the_chain_before_the_tag_and_its_evidence_stays(
 
 @pytest.mark.parametrize("at", ["record", "tag"])
 def test_a_registry_that_fails_during_the_release_gets_no_release_tag(
-    released: ChainResult, request_of: ChainRequest, server: Server, tmp_path: Path, at: str
+    released: ChainResult, request_of: ChainRequest, registry: tuple[str, Plan], tmp_path: Path, at: str
 ):
     assert released.released is not None
-    direct = replace(
-        request_of, registry=request_of.registry.replace("first", f"faulty{at}"), evidence=released.evidence
+    name, plan = released.released.name, registry[1]
+    faulty = replace(
+        request_of,
+        registry=request_of.registry.replace("first", f"faulty{at}"),
+        settings=quick(attempts=2),
+        evidence=released.evidence,
+        output=tmp_path / "faulty",
     )
-    name = released.released.name
-    with proxy(server.host) as (host, plan):
-        through = replace(
-            direct,
-            registry=direct.registry.replace(server.host, host),
-            settings=quick(attempts=2),
-            output=tmp_path / "faulty",
-        )
 
-        def fails(_number: int, method: str, path: str) -> bool:
-            wanted = f"manifests/{name}" if at == "tag" else ".record-"
-            return method == "PUT" and wanted in path
+    def fails(_number: int, method: str, path: str) -> bool:
+        wanted = f"manifests/{name}" if at == "tag" else ".record-"
+        return method == "PUT" and wanted in path
 
-        plan.fault, plan.when = "500", fails
-        with pytest.raises(RegistryError):
-            release_stack(through)
-        assert any(method == "PUT" and name in path for method, path in plan.seen) == (at == "tag")
-    assert _release_tags(direct) == []
-    done = release_stack(replace(direct, output=tmp_path / "again"))
+    plan.reset()
+    plan.fault, plan.when = "500", fails
+    with pytest.raises(RegistryError):
+        release_stack(faulty)
+    assert any(fails(0, method, path) for method, path in plan.seen)
+    plan.reset()
+    assert _release_tags(faulty) == []
+    done = release_stack(replace(faulty, output=tmp_path / "again"))
     assert done.released is not None
-    assert _release_tags(direct) == [name]
+    assert _release_tags(faulty) == [name]
 
 
-def test_nobody_to_push_to_is_named(
-    released: ChainResult, request_of: ChainRequest, engine: docker.DockerClient
-):
-    assert released.released is not None
+@pytest.mark.usefixtures("released")
+def test_nobody_to_push_to_is_named(engine: docker.DockerClient):
     image_id = engine.images.get("blackwell-stacks/cpu:built").id
     assert image_id is not None
     nobody = Repository(parse_reference("127.0.0.1:1/chain/cpu"), quick(attempts=1))
