@@ -20,6 +20,7 @@ from tests.models.damage import damage_gguf
 from tooling.attest.gate import TestResult
 from tooling.attest.provenance import InputKind, Provenance
 from tooling.attest.sbom import Sbom
+from tooling.build.context import LABEL
 from tooling.registry.errors import RegistryError
 from tooling.registry.push import push_image, pushed_tag
 from tooling.registry.reference import parse_reference
@@ -88,6 +89,17 @@ def _repository(request: ChainRequest) -> Repository:
     return Repository(parse_reference(f"{request.registry}/{request.stack}"), quick())
 
 
+def _copy(request: ChainRequest, released: ChainResult, name: str, engine: docker.DockerClient) -> ChainRequest:
+    """The same image in a repository that nobody has used, to be released from there."""
+    fresh = replace(request, registry=request.registry.replace("first", name))
+    with _repository(request) as repository:
+        config = repository.manifest(released.image.partition("@")[2]).config
+    assert config is not None
+    with _repository(fresh) as repository:
+        manifest = push_image(engine, config.digest, repository, print)
+        return replace(fresh, image=f"{repository.name}@{manifest.digest}")
+
+
 def _release_tags(request: ChainRequest) -> list[str]:
     with _repository(request) as repository:
         return [tag for tag in repository.tags() if parse_release_name(tag)]
@@ -107,7 +119,7 @@ def test_the_cpu_stack_goes_from_declaration_to_release(
     assert found.status is Status.QUALIFIED
     assert released.image.endswith(found.digest)
     assert manifest.config is not None
-    assert engine.images.get(manifest.config.digest).labels["blackwell-stacks.stack"] == "cpu"
+    assert engine.images.get(manifest.config.digest).labels[f"{LABEL}.stack"] == "cpu"
     runs = [signed.statement.read(TestResult).measured for signed in collected.of(TestResult)]
     assert sorted(run.result.gate for run in runs) == [
         "arguments", "correctness", "inspection", "log-triage", "throughput",
@@ -128,23 +140,23 @@ def test_the_cpu_stack_goes_from_declaration_to_release(
 def test_a_second_release_of_the_same_image_on_the_same_day_is_the_same_release(
     released: ChainResult, request_of: ChainRequest, tmp_path: Path
 ):
-    again = release_stack(replace(request_of, evidence=released.evidence, output=tmp_path))
+    again = release_stack(replace(request_of, image=released.image, output=tmp_path))
     assert again.released is not None
     assert released.released is not None
     assert again.released.name == released.released.name
     assert again.image == released.image
     assert _release_tags(request_of) == [again.released.name]
-    # The evidence that was brought along meets the gates, so none of them ran again.
+    # The evidence that is attached meets the gates, so none of them ran again.
+    assert [step.name for step in again.steps] == ["pull", "inspection", "gates", "evidence", "release"]
     assert not (tmp_path / "gates").exists()
 
 
 def test_a_failing_gate_stops_the_chain_before_the_tag_and_its_evidence_stays(
-    released: ChainResult, request_of: ChainRequest, tmp_path: Path
+    released: ChainResult, request_of: ChainRequest, engine: docker.DockerClient, tmp_path: Path
 ):
     damage_gguf(TINY, "zero-v", tmp_path / "tiny.gguf")
     bad = replace(
-        request_of,
-        registry=request_of.registry.replace("first", "failing"),
+        _copy(request_of, released, "failing", engine),
         gates=GateOptions(model=tmp_path / "tiny.gguf"),
         output=tmp_path / "output",
     )
@@ -161,13 +173,17 @@ def test_a_failing_gate_stops_the_chain_before_the_tag_and_its_evidence_stays(
 
 @pytest.mark.parametrize("at", ["record", "tag"])
 def test_a_registry_that_fails_during_the_release_gets_no_release_tag(
-    released: ChainResult, request_of: ChainRequest, registry: tuple[str, Plan], tmp_path: Path, at: str
+    released: ChainResult,
+    request_of: ChainRequest,
+    registry: tuple[str, Plan],
+    engine: docker.DockerClient,
+    tmp_path: Path,
+    at: str,
 ):
     assert released.released is not None
     name, plan = released.released.name, registry[1]
     faulty = replace(
-        request_of,
-        registry=request_of.registry.replace("first", f"faulty{at}"),
+        _copy(request_of, released, f"faulty{at}", engine),
         settings=quick(attempts=2),
         evidence=released.evidence,
         output=tmp_path / "faulty",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,11 +25,9 @@ from tooling.commands.release_options import (
 from tooling.errors import CheckError, InputError
 from tooling.paths import checkout
 from tooling.registry import local
-from tooling.release.chain import attest_stack, release_stack
-from tooling.release.evidence import read_directory
-from tooling.release.preflight import Prospects, refuse_if_hopeless
+from tooling.release.chain import attest_stack, refuse_early, release_stack
 from tooling.release.records import Waiver
-from tooling.release.run import ChainRequest, ChainResult, GateOptions, examine
+from tooling.release.run import Brought, ChainRequest, ChainResult, GateOptions, examine
 from tooling.release.show import checklist, summary
 from tooling.sign.keys import SigningKey, Trust
 from tooling.sign.local import keys_folder, local_key
@@ -77,6 +74,12 @@ def release_command(  # one option each
             help="host[:port][/prefix] of a registry; default: one of this machine's own, on loopback."
         ),
     ] = "",
+    image: Annotated[
+        str,
+        typer.Option(
+            "--image", help="Release this one of a registry, HOST/NAME@sha256:..., and build nothing."
+        ),
+    ] = "",
     key_file: OptionalKey = None,
     trust: TrustPath = None,
     evidence: Evidence = None,
@@ -99,12 +102,12 @@ def release_command(  # one option each
     """Build a stack, push it, run its gates, sign the evidence, and release it under an immutable tag."""
     root = checkout()
     allowed = read_yaml(waivers, tuple[Waiver, ...]) if waivers else ()
+    how = settings(ca_file, plain_http=plain_http)
     # Before a key is made or a passphrase is asked for.
     examined = examine(stack, root)
     if not candidate:
-        signed = read_directory(evidence, trusted(trust)).signed if evidence else ()
-        prospects = Prospects(examined.policy, examined.here, signed, waivers=allowed)
-        refuse_if_hopeless(stack, registry, prospects, datetime.now(UTC))
+        brought = Brought(registry=registry, settings=how, image=image, evidence=evidence, waivers=allowed)
+        refuse_early(examined, brought, trusted(trust) if evidence or image else None)
     key = _key(key_file, passphrase_file)
     request = ChainRequest(
         stack=stack,
@@ -112,14 +115,15 @@ def release_command(  # one option each
         registry=registry,
         key=key,
         trust=_trust(trust, key),
-        settings=settings(ca_file, plain_http=plain_http),
+        settings=how,
+        image=image,
         evidence=evidence,
         waivers=allowed,
         gates=GateOptions(model, profile, tuple(argument or ()), boots, baselines),
         candidate=candidate,
         output=output,
     )
-    _tell(release_stack(request, examined), local_registry=not registry, as_json=as_json)
+    _tell(release_stack(request, examined), local_registry=not registry and not image, as_json=as_json)
 
 
 def attest_command(  # one option each

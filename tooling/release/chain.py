@@ -23,14 +23,14 @@ from tooling.records import now
 from tooling.registry import local
 from tooling.registry.attach import attach_manifests, pin
 from tooling.registry.push import push_image
-from tooling.registry.reference import parse_reference
+from tooling.registry.reference import Reference, parse_reference
 from tooling.registry.repository import Repository
 from tooling.release.builds import DPKG_STATUS, build_facts, package_list, source_commit
-from tooling.release.evidence import read_directory, upload_bundle, write_evidence
+from tooling.release.evidence import collect_referrers, read_directory, upload_bundle, write_evidence
 from tooling.release.gates import statement_of
 from tooling.release.preflight import Prospects, refuse_if_hopeless, runs_here
 from tooling.release.publish import ReleaseRequest, release
-from tooling.release.run import ChainRequest, ChainResult, Examined, Run, examine
+from tooling.release.run import Brought, ChainRequest, ChainResult, Examined, Run, examine
 from tooling.release.steps import About, pull, refuse_failures, run_gates, sign_all, take_inventory
 
 
@@ -48,46 +48,89 @@ def release_stack(request: ChainRequest, examined: Examined | None = None) -> Ch
     """
     if examined is None:
         examined = examine(request.stack, request.root)
-        signed = read_directory(request.evidence, request.trust).signed if request.evidence else ()
         if not request.candidate:
-            refuse_if_hopeless(
-                request.stack,
-                request.registry,
-                Prospects(examined.policy, examined.here, signed, waivers=request.waivers),
-                datetime.now(UTC),
-            )
-    registry = request.registry or local.start(console.say).host
-    reference = parse_reference(f"{registry}/{request.stack}")
+            refuse_early(examined, request, request.trust)
+    reference = _target(request)
     folder = request.output or request.root / "build" / request.stack / f"release-{now().replace(':', '')}"
     with closing(ensure_engine(console.say)) as client, Repository(reference, request.settings) as repository:
         return _run(Run(request, examined, folder, client), repository)
 
 
-def _run(run: Run, repository: Repository) -> ChainResult:
-    request, stack = run.request, run.examined.file.stack
+def _target(request: ChainRequest) -> Reference:
+    """Where the release goes; an image that is there already says so itself."""
+    if request.image:
+        return _by_digest(request.image)
+    registry = request.registry or local.start(console.say).host
+    return parse_reference(f"{registry}/{request.stack}")
+
+
+def _by_digest(image: str) -> Reference:
+    reference = parse_reference(image)
+    if not reference.digest:
+        raise InputError("a tag can be moved, evidence is about a digest", where=image, fix="add @sha256:...")
+    return reference
+
+
+def refuse_early(examined: Examined, brought: Brought, trust: Trust | None) -> None:
+    """Refuse before anything is built when something is missing that this machine cannot make.
+
+    Args:
+        examined: The stack and this machine.
+        brought: What exists already.
+        trust: Whose evidence is believed; needed when there is some.
+
+    Raises:
+        ReleaseRefusedError: With the checklist, and the commands that bring what is missing.
+    """
+    signed: list[Signed] = []
+    digest = ""
+    if brought.evidence and trust:
+        signed += read_directory(brought.evidence, trust).signed
+    if brought.image and trust:
+        reference = _by_digest(brought.image)
+        digest = reference.digest
+        with Repository(reference, brought.settings) as repository:
+            signed += collect_referrers(repository, digest, trust).signed
+    prospects = Prospects(examined.policy, examined.here, tuple(signed), digest, brought.waivers)
+    refuse_if_hopeless(examined.file.stack.name, brought.registry, prospects, datetime.now(UTC))
+
+
+def _made(run: Run, repository: Repository) -> tuple[Manifest, str, list[Statement]]:
+    """The image, as the registry and as the engine know it: built and pushed, or pulled when it is there."""
+    request, file = run.request, run.examined.file
+    if request.image:
+        with run.step("pull") as seen:
+            image = repository.manifest(parse_reference(request.image).digest)
+            image_id = pull(run.client, f"{repository.name}@{image.digest}")
+            seen.append(image_id)
+        return image, image_id, []
     with run.step("build") as seen:
-        record = build(stack.name, request.root)
+        record = build(file.stack.name, request.root)
         seen.append(f"{record.reference}, {record.size_bytes / 1e6:.0f} MB")
     with run.step("push") as seen:
         image = push_image(run.client, record.image_id, repository, console.say)
         pin(repository, image)
         seen.append(image.digest)
     about = About(image=repository.name, digest=image.digest)
-    commit = source_commit(request.root)
+    facts = build_facts(record, file, source_commit=source_commit(request.root))
     status = read_files(run.client, record.image_id, [DPKG_STATUS]).get(DPKG_STATUS, b"").decode()
-    statements = [
-        build_statement(build_facts(record, run.examined.file, source_commit=commit), **about),
-        sbom_statement(package_list(record, status), **about),
-    ]
+    bill = sbom_statement(package_list(record, status), **about)
+    return image, record.image_id, [build_statement(facts, **about), bill]
+
+
+def _run(run: Run, repository: Repository) -> ChainResult:
+    request, stack = run.request, run.examined.file.stack
+    image, image_id, statements = _made(run, repository)
+    about = About(image=repository.name, digest=image.digest)
     with run.step("inspection") as seen:
-        inspected = inspect_image(stack.name, request.root, run.client, console.say, record.image_id)
+        inspected = inspect_image(stack.name, request.root, run.client, console.say, image_id)
         seen.append(f"{inspected.verdict}, {len(inspected.checks)} checks")
         statements.append(statement_of(inspected, hardware=run.examined.builder, **about))
-        found = take_inventory(run, repository, image, record.image_id)
+        found = take_inventory(run, repository, image, image_id)
         if found.now is not None:
             statements.append(inventory_statement(found.now, **about))
     with run.step("gates") as seen:
-        gates, more = run_gates(run, repository, image, record.image_id)
+        gates, more = run_gates(run, repository, image, image_id)
         statements += more
         seen.append(", ".join(f"{gate.gate} {gate.verdict}" for gate in gates))
     with run.step("evidence") as seen:
@@ -136,9 +179,7 @@ def attest_stack(request: ChainRequest, image: str) -> ChainResult:
         InputError: The image is not named by its digest, or this machine is not the stack's target.
         ToolkitError: A step failed.
     """
-    reference = parse_reference(image)
-    if not reference.digest:
-        raise InputError("evidence is about a digest, a tag can be moved", where=image, fix="add @sha256:...")
+    reference = _by_digest(image)
     examined = examine(request.stack, request.root)
     if not runs_here(examined.policy, examined.here):
         policy = examined.policy

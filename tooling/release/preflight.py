@@ -142,7 +142,7 @@ def how_to(stack: str, registry: str, policy: ReleasePolicy, items: Sequence[Che
         "the evidence is made like this:",
         f"  here:        nox -s release-{stack} -- --candidate --registry {registry}",
         f"  on {' and '.join(classes) or 'the target'} (compute capability {capability}{driver}{below}):",
-        f"               blackwell-stacks attest {stack} {repository}@sha256:... --key KEY --evidence evidence"
+        f"               blackwell-stacks attest {stack} {repository}@sha256:... --key KEY"
         + (f" --boots {boots} --baselines BASELINES" if boots > 1 else ""),
-        f"  here again:  nox -s release-{stack} -- --registry {registry} --evidence evidence --trust KEYS",
+        f"  here again:  nox -s release-{stack} -- --image {repository}@sha256:... --trust KEYS",
     ]

@@ -38,19 +38,34 @@ class GateOptions:
     baselines: Path | None = None
 
 
-@dataclass(frozen=True)
-class ChainRequest:
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """What exists before the chain begins.
+
+    Attributes:
+        registry: `host[:port][/prefix]`, the stack's name is added; empty for this machine's own.
+        settings: How to speak to the registry.
+        image: `host[:port]/repository@sha256:...` of an image that is released instead of a new build.
+        evidence: Directory or file of evidence from other machines.
+        waivers: What may pass for a while.
+    """
+
+    registry: str
+    settings: Settings
+    image: str = ""
+    evidence: Path | None = None
+    waivers: tuple[Waiver, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainRequest(Brought):
     """One run of the chain.
 
     Attributes:
         stack: Name of the stack.
         root: The checkout.
-        registry: `host[:port][/prefix]`, the stack's name is added; empty for this machine's own.
         key: Signs evidence and release.
         trust: Whose evidence is believed.
-        settings: How to speak to the registry.
-        evidence: Directory or file of evidence from other machines.
-        waivers: What may pass for a while.
         gates: What the gates are told.
         candidate: Stop before the release: the image is pushed and its evidence attached, for other machines.
         output: Folder of records; by default `build/<stack>/release-<time>` of the checkout.
@@ -58,12 +73,8 @@ class ChainRequest:
 
     stack: str
     root: Path
-    registry: str
     key: SigningKey
     trust: Trust
-    settings: Settings
-    evidence: Path | None = None
-    waivers: tuple[Waiver, ...] = ()
     gates: GateOptions = field(default_factory=GateOptions)
     candidate: bool = False
     output: Path | None = None

@@ -67,7 +67,7 @@ def run_gates(
     stack, request = run.examined.file.stack, run.request
     about = About(image=repository.name, digest=image.digest)
     here = run.examined.here
-    if here is None or not runs_here(run.examined.policy, here) or _covered(run, image.digest):
+    if here is None or not runs_here(run.examined.policy, here) or _covered(run, repository, image.digest):
         words = stack_contract(stack).command[len(stack.serve.command) :]
         result = arguments_gate(run.client, image_id, stack, words)
         return [result], [statement_of(result, hardware=run.examined.builder, **about)]
@@ -88,12 +88,14 @@ def run_gates(
     return list(record.gates), statements
 
 
-def _covered(run: Run, digest: str) -> bool:
-    """Whether evidence that was brought along meets every gate that needs the target; then none runs again."""
+def _covered(run: Run, repository: Repository, digest: str) -> bool:
+    """Whether evidence that exists meets every gate that needs the target; then none runs again."""
     request, policy = run.request, run.examined.policy
-    if request.evidence is None:
-        return False
-    brought = collect_directory(request.evidence, digest, request.trust).signed
+    brought: list[Signed] = []
+    if request.evidence:
+        brought += collect_directory(request.evidence, digest, request.trust).signed
+    if request.image:
+        brought += collect_referrers(repository, digest, request.trust).signed
     facts = ReleaseFacts(previous=digest)
     assessment = assess(policy, digest, brought, facts, waivers=request.waivers, now=datetime.now(UTC))
     open_gates = {item.requirement.partition("@")[0] for item in assessment.open_items}
