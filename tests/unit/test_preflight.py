@@ -172,6 +172,16 @@ def test_a_laptop_makes_all_that_its_stack_asks_for():
     assert {item.requirement for item in assessment.items if item.state is State.MISSING} == ours
 
 
+def test_a_gate_that_failed_can_run_again_here_and_a_drifted_base_cannot():
+    failed = tuple(_runs(verdict=Verdict.FAIL))
+    refuse_if_hopeless("cu130", "", Prospects(GPU, gpu_hardware(), failed), NOW)
+    drifted = tuple(signed(build_run(drifted=("libc6: 1 -> 2",))))
+    with pytest.raises(ReleaseRefusedError) as caught:
+        refuse_if_hopeless("cu130", "", Prospects(GPU, gpu_hardware(), drifted), NOW)
+    assert any(line.startswith("[failed] base-not-drifted") for line in caught.value.details)
+    refuse_if_hopeless("cpu", "", Prospects(LAPTOP, CPU, drifted), NOW)
+
+
 def test_where_gates_may_run():
     assert runs_here(GPU, gpu_hardware())
     assert not runs_here(GPU, None)

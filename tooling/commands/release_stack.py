@@ -76,9 +76,7 @@ def release_command(  # one option each
     ] = "",
     image: Annotated[
         str,
-        typer.Option(
-            "--image", help="Release this one of a registry, HOST/NAME@sha256:..., and build nothing."
-        ),
+        typer.Option("--image", help="Release this image, HOST/NAME@sha256:..., and build nothing."),
     ] = "",
     key_file: OptionalKey = None,
     trust: TrustPath = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from tooling import console
 from tooling.attest.inventory import inventory_statement
@@ -23,7 +24,7 @@ from tooling.records import now
 from tooling.registry import local
 from tooling.registry.attach import attach_manifests, pin
 from tooling.registry.push import push_image
-from tooling.registry.reference import Reference, parse_reference
+from tooling.registry.reference import parse_reference
 from tooling.registry.repository import Repository
 from tooling.release.builds import DPKG_STATUS, build_facts, package_list, source_commit
 from tooling.release.evidence import collect_referrers, read_directory, upload_bundle, write_evidence
@@ -32,6 +33,13 @@ from tooling.release.preflight import Prospects, refuse_if_hopeless, runs_here
 from tooling.release.publish import ReleaseRequest, release
 from tooling.release.run import Brought, ChainRequest, ChainResult, Examined, Run, examine
 from tooling.release.steps import About, pull, refuse_failures, run_gates, sign_all, take_inventory
+
+if TYPE_CHECKING:
+    from tooling.attest.statement import Statement
+    from tooling.registry.manifest import Manifest
+    from tooling.registry.reference import Reference
+    from tooling.sign.bundle import Signed
+    from tooling.sign.keys import Trust
 
 
 def release_stack(request: ChainRequest, examined: Examined | None = None) -> ChainResult:

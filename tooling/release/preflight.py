@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tooling.attest.hardware import Device
 from tooling.release.eligibility import hardware_reason
 from tooling.release.errors import ReleaseRefusedError
 from tooling.release.policy import assess
@@ -70,8 +71,7 @@ def preflight(prospects: Prospects, now: datetime) -> tuple[Assessment, frozense
     ours = frozenset(
         item.requirement
         for item in assessment.items
-        if item.state is State.MISSING
-        and _made_here(item, gates.get(item.requirement.partition("@")[0]), prospects)
+        if _made_here(item, gates.get(item.requirement.partition("@")[0]), prospects)
     )
     return assessment, ours
 
@@ -83,7 +83,12 @@ def _most_covered(evidence: Sequence[Signed]) -> str:
 
 
 def _made_here(item: ChecklistItem, gate: GateRequirement | None, prospects: Prospects) -> bool:
-    if gate is None or gate.place is Place.IMAGE:
+    """Whether this machine can bring what is missing; a gate that failed can run again, a build is as it is."""
+    if gate is None:
+        return item.state is State.MISSING
+    if item.state not in {State.MISSING, State.FAILED}:
+        return False
+    if gate.place is Place.IMAGE:
         return True
     wanted = item.requirement.partition("@")[2]
     here = prospects.here
@@ -116,7 +121,7 @@ def refuse_if_hopeless(stack: str, registry: str, prospects: Prospects, now: dat
         lines.append(f"[{item.state.value}] {item.requirement}: {item.text}")
         if item.to_do:
             lines.append(f"    -> {item.to_do}")
-    lines += ["", *how_to(stack, registry, prospects.policy, hopeless)]
+    lines += how_to(stack, registry, prospects.policy, hopeless)
     count = len(hopeless)
     raise ReleaseRefusedError(
         f"stack {stack} is not released: {count} requirement{'s' if count != 1 else ''} cannot be met on this "
@@ -130,7 +135,9 @@ def refuse_if_hopeless(stack: str, registry: str, prospects: Prospects, now: dat
 
 
 def how_to(stack: str, registry: str, policy: ReleasePolicy, items: Sequence[ChecklistItem]) -> list[str]:
-    """The commands that bring evidence from the right machine, one line each."""
+    """The commands that bring evidence from the right machine; none where any machine will do."""
+    if policy.device is Device.CPU:
+        return []
     classes = sorted({item.requirement.partition("@")[2] for item in items} - {""})
     driver = f", driver {policy.driver_min} or newer" if policy.driver_min else ""
     below = f" and below {policy.driver_below}" if policy.driver_below else ""
@@ -139,6 +146,7 @@ def how_to(stack: str, registry: str, policy: ReleasePolicy, items: Sequence[Che
     registry = registry or "REGISTRY"
     repository = f"{registry}/{stack}"
     return [
+        "",
         "the evidence is made like this:",
         f"  here:        nox -s release-{stack} -- --candidate --registry {registry}",
         f"  on {' and '.join(classes) or 'the target'} (compute capability {capability}{driver}{below}):",
