@@ -11,7 +11,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,19 +74,14 @@ def start(say: Callable[[str], None], folder: Path | None = None) -> LocalRegist
         program = _program(place, say)
         port = _port(int(found.host.rpartition(":")[2]) if found else 0)
         config = _write_config(place, port)
-        with (place / "registry.log").open("ab") as log:
-            # A session of its own: it outlives this command, as a service would.
-            child = subprocess.Popen(
-                [program, "serve", str(config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-        (place / "pid").write_text(str(child.pid), encoding="utf-8")
-        _wait(child, port, place / "registry.log")
+        pid = _spawn([program, "serve", str(config)], place / "registry.log")
+        (place / "pid").write_text(str(pid), encoding="utf-8")
+        _wait(pid, port, place / "registry.log")
     say(
         f"local registry: {LOOPBACK}:{port}, content in {place} (plain HTTP, this machine only; "
         "it goes on running until `blackwell-stacks local-registry stop`)"
     )
-    return LocalRegistry(place, f"{LOOPBACK}:{port}", child.pid)
+    return LocalRegistry(place, f"{LOOPBACK}:{port}", pid)
 
 
 def status(folder: Path | None = None) -> LocalRegistry | None:
@@ -205,13 +199,29 @@ def _download(folder: Path) -> None:
         runner.run(["apt-get", "download", PROGRAM], cwd=folder)
 
 
-def _wait(child: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _spawn(argv: list[str], log: Path) -> int:
+    """Start a program in a session of its own: it outlives this command, as a service would."""
+    appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.posix_spawn(
+        argv[0],
+        argv,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), appending, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+
+
+def _wait(pid: int, port: int, log: Path) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         with suppress(requests.exceptions.RequestException):
-            if requests.get(f"http://{LOOPBACK}:{port}/v2/", timeout=5).ok and child.poll() is None:
+            if requests.get(f"http://{LOOPBACK}:{port}/v2/", timeout=5).ok:
                 return
-        if child.poll() is not None or time.monotonic() > deadline:
+        if os.waitpid(pid, os.WNOHANG)[0] or time.monotonic() > deadline:
             raise EngineError(
                 "the local registry does not answer",
                 where=str(log),
