@@ -26,6 +26,7 @@ from tooling.release.publish import previous_release
 from tooling.release.records import Place, ReleaseFacts
 from tooling.verify import verify_stack
 from tooling.verify.arguments import arguments_gate
+from tooling.verify.run import MODELS
 
 if TYPE_CHECKING:
     import docker
@@ -68,7 +69,9 @@ def run_gates(
     about = About(image=repository.name, digest=image.digest)
     here = run.examined.here
     if here is None or not runs_here(run.examined.policy, here) or _covered(run, repository, image.digest):
-        words = stack_contract(stack).command[len(stack.serve.command) :]
+        # Parsers ask for a model; which one is the business of the machine that serves it.
+        contract = stack_contract(stack, extra=("--model-path", f"{MODELS}/{stack.name}"))
+        words = contract.command[len(stack.serve.command) :]
         result = arguments_gate(run.client, image_id, stack, words)
         return [result], [statement_of(result, hardware=run.examined.builder, **about)]
     options = request.gates
