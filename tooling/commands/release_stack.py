@@ -52,6 +52,9 @@ Argument = Annotated[
     list[str] | None, typer.Option("--argument", help="A further serve argument for the gates, e.g. --x=1.")
 ]
 Boots = Annotated[int, typer.Option("--boots", min=1, help="Boots; a comparison with a baseline needs three.")]
+Against = Annotated[
+    str, typer.Option("--against", help="Image that is the baseline, booted as often and by turns.")
+]
 Baselines = Annotated[Path | None, typer.Option("--baselines", help="Folder of throughput baselines.")]
 Output = Annotated[
     Path | None, typer.Option("--output", help="Folder for records and evidence; by default below build/.")
@@ -90,6 +93,7 @@ def release_command(  # one option each
     profile: Profile = "tiny",
     argument: Argument = None,
     boots: Boots = 1,
+    against: Against = "",
     baselines: Baselines = None,
     output: Output = None,
     passphrase_file: PassphraseFile = None,
@@ -117,7 +121,7 @@ def release_command(  # one option each
         image=image,
         evidence=evidence,
         waivers=allowed,
-        gates=GateOptions(model, profile, tuple(argument or ()), boots, baselines),
+        gates=GateOptions(model, profile, tuple(argument or ()), boots, against, baselines),
         candidate=candidate,
         output=output,
     )
@@ -140,6 +144,7 @@ def attest_command(  # one option each
     profile: Profile = "tiny",
     argument: Argument = None,
     boots: Boots = 1,
+    against: Against = "",
     baselines: Baselines = None,
     output: Output = None,
     passphrase_file: PassphraseFile = None,
@@ -157,7 +162,7 @@ def attest_command(  # one option each
         trust=_trust(trust, key),
         settings=settings(ca_file, plain_http=plain_http),
         evidence=evidence,
-        gates=GateOptions(model, profile, tuple(argument or ()), boots, baselines),
+        gates=GateOptions(model, profile, tuple(argument or ()), boots, against, baselines),
         output=output,
     )
     _tell(attest_stack(request, image), local_registry=False, as_json=as_json)

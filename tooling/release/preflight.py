@@ -151,6 +151,6 @@ def how_to(stack: str, registry: str, policy: ReleasePolicy, items: Sequence[Che
         f"  here:        nox -s release-{stack} -- --candidate --registry {registry}",
         f"  on {' and '.join(classes) or 'the target'} (compute capability {capability}{driver}{below}):",
         f"               blackwell-stacks attest {stack} {repository}@sha256:... --key KEY"
-        + (f" --boots {boots} --baselines BASELINES" if boots > 1 else ""),
+        + (f" --boots {boots} --against PREVIOUS" if boots > 1 else ""),
         f"  here again:  nox -s release-{stack} -- --image {repository}@sha256:... --trust KEYS",
     ]

@@ -35,6 +35,7 @@ class GateOptions:
     profile: str = "tiny"
     extra: tuple[str, ...] = ()
     boots: int = 1
+    against: str = ""
     baselines: Path | None = None
 
 

@@ -84,6 +84,7 @@ def run_gates(
         profile=options.profile,
         extra=options.extra,
         boots=options.boots,
+        against=options.against,
         baselines=options.baselines,
         output=run.folder / "gates",
     )

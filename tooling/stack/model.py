@@ -9,6 +9,7 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tooling.attest.hardware import Device
+from tooling.prune.records import PruneRules
 from tooling.records import Record, sha256_of
 from tooling.release.records import ReleasePolicy
 
@@ -243,6 +244,7 @@ class Stack(Record):
         allow: Known findings in the image.
         patches: Patch series, in order.
         kernels: Kernel modules compiled into the image.
+        prune: Device code that no target runs leaves the libraries; `true`, or the rules on single files.
         serve: How it serves.
         environment: Variables of the image.
         release: What a release needs; without it the stack is never released.
@@ -261,6 +263,7 @@ class Stack(Record):
     allow: tuple[Allowance, ...] = ()
     patches: tuple[PatchSeries, ...] = ()
     kernels: Kernels | None = None
+    prune: PruneRules | bool = False
     serve: Serve
     environment: dict[str, str] = Field(default_factory=dict)
     release: ReleasePolicy | None = None
@@ -278,6 +281,8 @@ class Stack(Record):
     def _consistent(self) -> Stack:
         if bool(self.targets.required) != (self.cuda is not None):
             raise ValueError("cuda and targets.required belong together: give both or none")
+        if self.prune_rules is not None and not self.targets.required:
+            raise ValueError("prune needs targets: without one nothing says which device code is kept")
         for layer in self.layers[:-1]:
             if not layer.packages:
                 raise ValueError(f"layer {layer.name!r} lists no packages: only the last layer takes the rest")
@@ -286,6 +291,11 @@ class Stack(Record):
         self._check_kernels()
         self._check_release()
         return self
+
+    @property
+    def prune_rules(self) -> PruneRules | None:
+        """What is said about pruning; None for an image that keeps all device code."""
+        return PruneRules() if self.prune is True else self.prune or None
 
     def _check_release(self) -> None:
         """A release of a GPU stack rests on GPUs that it is for."""
