@@ -50,7 +50,7 @@ def why_not(
     measured = gate.result.measured
     result = measured.result
     reasons = (
-"a simulation played the hardware" if SIMULATION in result.limitations else "",
+        "a simulation played the hardware" if SIMULATION in result.limitations else "",
         hardware_reason(policy, measured.hardware) if requirement.place is Place.TARGET else "",
         f"machine of class {measured.hardware.hardware_class}, not {hardware_class}"
         if hardware_class and measured.hardware.hardware_class != hardware_class
