@@ -9,6 +9,7 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tooling.records import Record, sha256_of
+from tooling.stack.run import Run, looks_secret
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
 Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
@@ -242,6 +243,7 @@ class Stack(Record):
         patches: Patch series, in order.
         kernels: Kernel modules compiled into the image.
         serve: How it serves.
+        run: How it is run on a host.
         environment: Variables of the image.
         gates: Gates that a release needs.
         budget: What a build may cost.
@@ -260,6 +262,7 @@ class Stack(Record):
     patches: tuple[PatchSeries, ...] = ()
     kernels: Kernels | None = None
     serve: Serve
+    run: Run = Run()
     environment: dict[str, str] = Field(default_factory=dict)
     gates: tuple[str, ...] = ()
     budget: Budget
@@ -268,7 +271,7 @@ class Stack(Record):
     @classmethod
     def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "APIKEY", "API_KEY")):
+            if looks_secret(name):
                 raise ValueError(f"{name} looks like a secret: an image is readable by everybody who pulls it")
         return value
 
@@ -276,6 +279,8 @@ class Stack(Record):
     def _consistent(self) -> Stack:
         if bool(self.targets.required) != (self.cuda is not None):
             raise ValueError("cuda and targets.required belong together: give both or none")
+        if bool(self.run.gpus) != (self.cuda is not None):
+            raise ValueError("run.gpus is at least 1 for a stack with CUDA, and 0 for one without")
         for layer in self.layers[:-1]:
             if not layer.packages:
                 raise ValueError(f"layer {layer.name!r} lists no packages: only the last layer takes the rest")
