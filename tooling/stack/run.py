@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -10,12 +11,14 @@ from tooling.records import Record
 
 #: Directory inside a container, or name of a file there.
 ContainerPath = Annotated[str, Field(pattern=r"^/[^\s:,]*[^\s:,/]$")]
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "API_KEY", "CREDENTIAL")
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(_|$)", re.IGNORECASE)
+#: A file that names a secret is none, and neither is a number of tokens.
+_NO_SECRET = re.compile(r"_(FILE|PATH)$|^TOKENIZERS?_|_TOKENS?_(LIMIT|COUNT|SIZE)$", re.IGNORECASE)
 
 
 def looks_secret(name: str) -> bool:
     """Whether a variable's name says that its value is a secret, which records and argv must not hold."""
-    return any(word in name.upper() for word in _SECRET_WORDS)
+    return _SECRET.search(name) is not None and _NO_SECRET.search(name) is None
 
 
 def without_secrets(value: dict[str, str]) -> dict[str, str]:
@@ -79,8 +82,8 @@ class Run(Record):
         models: Directory in the container where model files are mounted, read-only.
         model_argument: Serve argument that takes the model's path.
         name_argument: Serve argument that takes the name under which the model is served.
-        cache: Directory in the container for what is compiled at run time. On the host it is kept by image digest
-            and GPU, so that no release runs code that another one compiled. Absent: nothing is kept.
+        cache: Directory in the container for what is compiled at run time. On the host it is kept by image
+            digest and GPU, so that no release runs code that another one compiled. Absent: nothing is kept.
         environment: Variables on top of the image's.
         metrics_path: Prometheus metrics; the container is labelled for discovery. Empty: there are none.
         log_max_mb: Size of one log file of the container, MB.
