@@ -146,8 +146,7 @@ def _feed(child: subprocess.Popen[bytes], stdin: bytes) -> None:
 
 def _read_errors(child: subprocess.Popen[bytes], errors: list[str]) -> None:
     assert child.stderr is not None  # noqa: S101  # PIPE was asked for
-    for line in child.stderr:
-        errors.append(line.decode("utf-8", "replace").rstrip("\r\n"))
+    errors.extend(line.decode("utf-8", "replace").rstrip("\r\n") for line in child.stderr)
 
 
 def _end(child: subprocess.Popen[bytes], expired: threading.Event | None = None) -> None:

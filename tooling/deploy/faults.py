@@ -97,11 +97,10 @@ def host_fault(host: str, code: int, text: str) -> HostFault:
     tail = [line for line in text.strip().splitlines() if line.strip()][-6:]
     known = diagnose(text)
     if not known:
-        error = HostFault(
+        return HostFault(
             f"the host's command failed with exit code {code}", where=host, details=tail,
             fix="read its words; run the doctor on this host",
         )  # fmt: skip
-        return error
     first = known[0]
     error = HostFault(first.what, where=host, details=tail, fix=first.fix)
     error.fault = first.id

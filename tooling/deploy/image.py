@@ -1,4 +1,4 @@
-"""What a release is made of, as far as a host has to know before it pulls: platform, layers, sizes, signed records."""
+"""What a release is made of, as far as a host has to know before it pulls: platform, layers, sizes, records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from os import SEEK_END
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from tooling.boot.platforms import architecture, check_platforms
 from tooling.errors import CheckError
@@ -67,7 +69,7 @@ class ImageFacts(Record):
     platform: str
     layers: tuple[LayerFacts, ...]
     entry_point: tuple[str, ...] = ()
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
 
     def missing(self, host_images: Sequence[Sequence[str]]) -> tuple[LayerFacts, ...]:
         """Layers that a host has to fetch.
@@ -141,7 +143,7 @@ def image_facts(source: Source, digest: str, machine: str, tail: Tail) -> ImageF
 
 
 def _of_platform(source: Source, index: Manifest, machine: str) -> Manifest:
-    """The child of an index that a host runs; attestations among the children have no configuration of an image."""
+    """The child of an index that a host runs; attestations among the children have no platform."""
     offered: list[str] = []
     for child in index.manifests:
         manifest = source.manifest(child.digest)
@@ -199,7 +201,7 @@ def _tail_by_range(repository: Repository, descriptor: Descriptor, length: int) 
 
 
 def signed_records(source: Source, release: Verification, trust: Trust) -> tuple[dict[str, Any], ...]:
-    """The signed statements that a release rests on, itself first: the host keeps them and checks them again."""
+    """The signed statements that a release rests on, itself first: the host keeps and checks them again."""
     collected = collect_referrers(source, release.digest, trust)
     wanted = [release.record_sha256, *(item.payload_sha256 for item in release.release.attestations)]
     found = {item.payload_sha256: item for item in collected.signed}

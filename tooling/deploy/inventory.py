@@ -1,4 +1,4 @@
-"""The inventory: which hosts there are, how they are reached, what their GPUs are split into, what they serve."""
+"""The inventory: which hosts there are, how they are reached, how their GPUs are split, what they serve."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Model(Record):
 
     Attributes:
         id: As the Hugging Face hub names it, e.g. `Qwen/Qwen3-32B`; also the name under which it is served.
-        revision: Commit of the hub, in full (40 hex digits); for files of other origin a hash that says the same.
+        revision: Commit of the hub in full (40 hex digits); for files of other origin a hash that says as much.
         path: Folder or file on the host, for weights that are not in a hub cache.
     """
 
@@ -106,9 +106,10 @@ class Host(Record):
 
     Attributes:
         name: Its name here.
-        transport: `ssh`; `local` for this machine; `pct`: into an LXC container by `pct exec` on its Proxmox host.
-        ssh: Destination for ssh, any that your own ssh configuration knows; the name by default. With `pct` it is
-            the Proxmox host, and may be empty when that is this machine.
+        transport: `ssh`; `local` for this machine; `pct`: into an LXC container, by `pct exec` on its Proxmox
+            host.
+        ssh: Destination for ssh, any that your own ssh configuration knows; the name by default. With `pct` it
+            is the Proxmox host, and may be empty when that is this machine.
         jump: ProxyJump; what your ssh configuration says also holds.
         container: Number of the LXC container, with `pct`.
         sudo: Run commands through `sudo -n` there.

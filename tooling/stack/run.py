@@ -11,7 +11,9 @@ from tooling.records import Record
 
 #: Directory inside a container, or name of a file there.
 ContainerPath = Annotated[str, Field(pattern=r"^/[^\s:,]*[^\s:,/]$")]
-_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(_|$)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(_|$)", re.IGNORECASE
+)
 #: A file that names a secret is none, and neither is a number of tokens.
 _NO_SECRET = re.compile(r"_(FILE|PATH)$|^TOKENIZERS?_|_TOKENS?_(LIMIT|COUNT|SIZE)$", re.IGNORECASE)
 
