@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +19,8 @@ from tooling.registry.layout import Layout, export_layout, import_layout
 from tooling.registry.reference import parse_reference
 from tooling.registry.repository import Repository
 from tooling.registry.transport import Settings
-from tooling.release.channels import promote, resolve
+from tooling.release.channels import promote
+from tooling.release.locate import open_source, release_or_digest
 from tooling.release.names import parse_release_name
 from tooling.release.publish import ReleaseRequest, release
 from tooling.release.records import ReleaseFacts, ReleasePolicy, Waiver
@@ -30,7 +30,7 @@ from tooling.sign.keys import SigningKey, Trust, write_key_pair
 from tooling.sign.passphrase import read_passphrase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from tooling.release.evidence import Source
 
@@ -165,7 +165,11 @@ def show_command(
     trusted = Trust.load(trust)
     with _open(image, ca_file, plain_http=plain_http) as (source, name):
         found = verify(
-            source, _resolved(source, name, trusted), trusted, now=datetime.now(UTC), allow_expired_waivers=True
+            source,
+            release_or_digest(source, name, trusted),
+            trusted,
+            now=datetime.now(UTC),
+            allow_expired_waivers=True,
         )
     if as_json:
         console.print_json(found)
@@ -192,7 +196,7 @@ def verify_command(
     with _open(image, ca_file, plain_http=plain_http) as (source, name):
         found = verify(
             source,
-            _resolved(source, name, trusted),
+            release_or_digest(source, name, trusted),
             trusted,
             now=datetime.now(UTC),
             policy=own,
@@ -245,7 +249,7 @@ def export_layout_command(
     reference = parse_reference(image)
     trusted = Trust.load(trust)
     with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
-        name = _resolved(repository, reference.tag or reference.digest, trusted)
+        name = release_or_digest(repository, reference.tag or reference.digest, trusted)
         found = verify(repository, name, trusted, now=datetime.now(UTC), allow_expired_waivers=True)
         layout = export_layout(repository, repository.manifest(found.digest), found.release.name, directory)
     _tell_copied(found.release.name, found.digest, layout.name, as_json=as_json)
@@ -312,26 +316,8 @@ def _settings(ca_file: Path | None, *, plain_http: bool) -> Settings:
     return Settings(ca_file=ca_file, plain_http=plain_http, notify=console.say)
 
 
-@contextmanager
-def _open(image: str, ca_file: Path | None, *, plain_http: bool) -> Iterator[tuple[Source, str]]:
-    """A registry's repository or a layout directory, and the tag or digest in it."""
-    if image.startswith("oci:"):
-        directory, _, tag = image.removeprefix("oci:").partition(":")
-        layout = Layout.open(Path(directory))
-        yield layout, tag or next(iter(layout.tags()), "")
-        return
-    reference = parse_reference(image)
-    with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
-        yield repository, reference.digest or reference.tag
-
-
-def _resolved(source: Source, name: str, trust: Trust) -> str:
-    """What to verify: a release or digest as it is, a channel by its signed log, never by its tag alone."""
-    if not name:
-        raise InputError("which release is meant?", where=source.name, fix="add a tag, see `releases`")
-    if name.startswith("sha256:") or parse_release_name(name):
-        return name
-    return resolve(source, name, trust).entry.release
+def _open(image: str, ca_file: Path | None, *, plain_http: bool) -> AbstractContextManager[tuple[Source, str]]:
+    return open_source(image, _settings(ca_file, plain_http=plain_http))
 
 
 def _tell_copied(name: str, digest: str, where: str, *, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """A registry for one image on this machine's loopback, read-only, for as long as a host pulls from it.
 
-The host's own engine asks for what it lacks, by digest, through a port that ssh forwards back to us. So only missing
-layers travel, nothing is unpacked by us, no registry is needed, and a broken transfer is the engine's to repeat.
+The host's own engine asks for what it lacks, by digest, through a port that ssh forwards back to us. So only
+missing layers travel, nothing is unpacked by us, and a broken transfer is the engine's own business.
 Source of the API: the OCI distribution specification 1.1, "Pull".
 """
 
@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from tooling.registry.errors import RegistryError
+from tooling.registry.layout import Layout
+from tooling.registry.repository import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tooling.registry.layout import Layout
-    from tooling.registry.manifest import Manifest
+    from tooling.registry.manifest import Descriptor, Manifest
+    from tooling.release.evidence import Source
 
 #: Name of the image on the host while it is pulled.
 REPOSITORY = "blackwell-stacks/air-gap"
@@ -56,22 +58,21 @@ class Endpoint:
 
 
 @contextmanager
-def serve_layout(layout: Layout, digest: str) -> Iterator[Endpoint]:
-    """Serve one image of a layout, and what belongs to it, until the block ends.
+def serve_image(source: Source, digest: str) -> Iterator[Endpoint]:
+    """Serve one image and what belongs to it until the block ends.
 
     Args:
-        layout: Holds the image.
+        source: Layout or registry that holds the image.
         digest: Of its manifest or index; nothing else is answered.
 
     Raises:
-        RegistryError: The layout lacks the image.
+        RegistryError: The source lacks the image.
     """
-    manifests = {each.digest: each for each in _family(layout, digest)}
-    sizes = {blob.digest: blob.size for each in manifests.values() for blob in each.blobs}
+    manifests = {each.digest: each for each in _family(source, digest)}
+    blobs = {blob.digest: blob for each in manifests.values() for blob in each.blobs}
     endpoint = Endpoint(0)
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(_Handler, layout=layout, manifests=manifests, sizes=sizes, endpoint=endpoint)
-    )
+    handler = partial(_Handler, source=source, manifests=manifests, blobs=blobs, endpoint=endpoint)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     endpoint.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
@@ -84,15 +85,38 @@ def serve_layout(layout: Layout, digest: str) -> Iterator[Endpoint]:
         thread.join(5)
 
 
-def _family(layout: Layout, digest: str) -> Iterator[Manifest]:
-    manifest = layout.manifest(digest)
+def _family(source: Source, digest: str) -> Iterator[Manifest]:
+    manifest = source.manifest(digest)
     yield manifest
     for child in manifest.manifests:
         try:
-            yield from _family(layout, child.digest)
+            yield from _family(source, child.digest)
         except RegistryError:
             # An export may leave out other platforms; the engine only asks for its own.
             continue
+
+
+def pieces(source: Source, blob: Descriptor) -> Iterator[bytes]:
+    """A blob, piece by piece; the engine checks its digest.
+
+    Raises:
+        RegistryError: The source cannot give it.
+    """
+    if isinstance(source, Layout):
+        with source.file(blob.digest).open("rb") as file:
+            while piece := file.read(_PIECE):
+                yield piece
+    elif isinstance(source, Repository):
+        path = f"/v2/{source.reference.repository}/blobs/{blob.digest}"
+        answer = source.transport.request(
+            "GET", path, ok={HTTPStatus.OK}, headers={"Accept-Encoding": "identity"}, stream=True
+        )
+        try:
+            yield from answer.iter_content(_PIECE)
+        finally:
+            answer.close()
+    else:
+        yield source.blob(blob)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -103,12 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
     def __init__(  # type: ignore[no-untyped-def]
         self,
         *arguments,  # noqa: ANN002
-        layout: Layout,
+        source: Source,
         manifests: dict[str, Manifest],
-        sizes: dict[str, int],
+        blobs: dict[str, Descriptor],
         endpoint: Endpoint,
     ) -> None:
-        self.layout, self.manifests, self.sizes, self.endpoint = layout, manifests, sizes, endpoint
+        self.source, self.manifests, self.blobs, self.endpoint = source, manifests, blobs, endpoint
         super().__init__(*arguments)
 
     def log_message(self, *_: object) -> None:
@@ -131,8 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
         if match and match["kind"] == "manifests" and digest in self.manifests:
             manifest = self.manifests[digest]
             self._send(HTTPStatus.OK, manifest.media_type, manifest.content, body=body, digest=digest)
-        elif match and match["kind"] == "blobs" and digest in self.sizes:
-            self._send_blob(digest, body=body)
+        elif match and match["kind"] == "blobs" and digest in self.blobs:
+            self._send_blob(self.blobs[digest], body=body)
         else:
             self._send(HTTPStatus.NOT_FOUND, "application/json", b'{"errors": []}', body=body)
 
@@ -150,14 +174,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Docker-Content-Digest", digest)
         self.end_headers()
 
-    def _send_blob(self, digest: str, *, body: bool) -> None:
-        try:
-            file: IO[bytes] = self.layout.file(digest).open("rb")
-        except OSError:
-            self._send(HTTPStatus.NOT_FOUND, "application/json", b'{"errors": []}', body=body)
+    def _send_blob(self, blob: Descriptor, *, body: bool) -> None:
+        self._head(HTTPStatus.OK, "application/octet-stream", blob.size, blob.digest)
+        if not body:
             return
-        with file:
-            self._head(HTTPStatus.OK, "application/octet-stream", self.sizes[digest], digest)
-            while body and (piece := file.read(_PIECE)):
+        try:
+            for piece in pieces(self.source, blob):
                 self.wfile.write(piece)
-                self.endpoint.count(digest, len(piece))
+                self.endpoint.count(blob.digest, len(piece))
+        except (OSError, RegistryError):
+            # Too few bytes: the engine sees that the answer broke off, and asks again.
+            self.close_connection = True

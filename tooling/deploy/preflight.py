@@ -129,7 +129,7 @@ def host_problems(host: Host, seen: Seen, model: Model | None) -> list[ToolkitEr
 
 
 def model_problem(host: Host, model: Model, seen: SeenModel | None) -> HostFault | None:
-    """Why the pinned model cannot be served from this host; offline at run time means that nothing is fetched."""
+    """Why the pinned model cannot be served from this host: nothing is fetched at run time."""
     if seen is not None and not seen.problem:
         return None
     problem = seen.problem if seen else "it was not looked for"
@@ -186,7 +186,8 @@ def gpu_problems(
         if len(group.gpus) < need:
             problems.append(
                 HostFault(
-                    f"group {group.name} has {len(group.gpus)} GPUs, stack {stack.name} needs {need}", host.name,
+                    f"group {group.name} has {len(group.gpus)} GPUs, stack {stack.name} needs {need}",
+                    host.name,
                     "list them in the inventory (groups), or give --gpus 0,1,...",
                 )
             )  # fmt: skip
@@ -315,7 +316,7 @@ def refuse(problems: Sequence[ToolkitError], host: str) -> None:
 def gpu_mode(host: Host, group: GpuGroup, seen: Seen) -> str:
     """How the container gets its GPUs: `cdi`, `gpus` or `none`.
 
-    CDI survives a reload of systemd, which takes GPUs away from containers of the older hook; it needs Docker 25.
+    CDI survives a reload of systemd, which takes GPUs from containers of the older hook. Docker 25 has it.
     """
     if not group.gpus:
         return "none"

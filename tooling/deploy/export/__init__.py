@@ -1,7 +1,7 @@
 """For people who deploy by their own means: command, compose file and units that start what `deploy` starts.
 
-All of them are made from the one `docker run` command that the host program's own function gives. An option that
-a format cannot say is an error here, never left out.
+All are made from the one `docker run` command that the host program's own function gives. An option that a
+format cannot say is an error here, never left out.
 """
 
 from __future__ import annotations
