@@ -1,4 +1,4 @@
-"""One host, talked to: look, install the host program, ask it, follow what it does whatever happens to the line."""
+"""One host, talked to: look, install the host program, ask it, follow what it does over lines that break."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tooling.deploy.faults import HostFault, host_fault
 from tooling.deploy.installing import HostProgram, install_command
 from tooling.deploy.preflight import Seen, read_seen
 from tooling.deploy.transport import host_program
-from tooling.errors import ToolkitError
 from tooling.probe.collect import COLLECT_LIMIT_S, collector_path
 from tooling.probe.parse import read_document
 from tooling.records import Record, canonical_json
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from tooling.deploy.channel import Channel
     from tooling.deploy.inventory import Model
+    from tooling.errors import ToolkitError
     from tooling.host.request import Request
     from tooling.probe.records import HostRecord
 
@@ -93,6 +93,7 @@ class _Watch:
     operation: str = ""
     last: Event | None = None
     heard: int = 0
+    skip: int = 0
     other: list[str] = field(default_factory=list)
 
     def take(self, line: str) -> None:
@@ -100,9 +101,8 @@ class _Watch:
         if event is None:
             self.other.append(line)
             return
-        if self.last is not None and event.operation == self.operation and event.time < self.last.time:
-            return  # `follow` begins with the first event again
-        if event == self.last:
+        if self.skip:  # `follow` begins with the first event again
+            self.skip -= 1
             return
         self.operation, self.last = event.operation, event
         self.heard += 1
@@ -225,6 +225,7 @@ class HostSession:
                 if watch.ended or code is not None:
                     break
                 self.sleep(pause)
+                watch.skip = watch.heard
                 again = host_program(host, self.program.path(host), group, "follow", watch.operation)
                 code, errors = self._once(again, b"", watch)
         except KeyboardInterrupt:

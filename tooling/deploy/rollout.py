@@ -1,0 +1,195 @@
+"""A deploy over hosts and groups, one after another: look at all of them first, stop at the first failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tooling.deploy.faults import HostFault
+from tooling.deploy.preflight import gpu_problems, host_problems, image_problems, refuse
+from tooling.deploy.request import Wanted, build_request, serve_words
+from tooling.deploy.running import running_problems
+from tooling.deploy.sending import send_image
+from tooling.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tooling.deploy.inventory import GpuGroup, Host, Workload
+    from tooling.deploy.preflight import Seen
+    from tooling.deploy.session import Event, HostSession, Outcome
+    from tooling.host.request import Request
+    from tooling.probe.records import HostRecord
+    from tooling.release.evidence import Source
+
+
+class Step(Record):
+    """One group of one host, done or not.
+
+    Attributes:
+        host: Name of the host.
+        group: GPU group.
+        state: `done`, `failed`, or `not begun` because an earlier one failed.
+        message: What is to be said.
+        operation: Id on the host; empty when none began.
+        bytes_sent: Bytes of layers that this machine sent, where it was the registry.
+    """
+
+    host: str
+    group: str
+    state: Literal["done", "failed", "not begun"]
+    message: str = ""
+    operation: str = ""
+    bytes_sent: int | None = None
+
+
+class Rollout(Record):
+    """A deploy over all its hosts.
+
+    Attributes:
+        release: Name of the release.
+        digest: Its image.
+        accepted: What was accepted below `qualified`.
+        steps: Groups in the order in which they were rolled.
+    """
+
+    release: str
+    digest: str
+    accepted: str = ""
+    steps: tuple[Step, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether not every group runs the release."""
+        return any(step.state != "done" for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One group of one host, looked at and found ready.
+
+    Attributes:
+        session: The way there.
+        group: The GPUs.
+        workload: What is served.
+        seen: What the host looks like.
+        request: What the host program will get.
+    """
+
+    session: HostSession
+    group: GpuGroup
+    workload: Workload
+    seen: Seen
+    request: Request
+
+    @property
+    def host(self) -> Host:
+        """The host."""
+        return self.session.channel.host
+
+
+@dataclass
+class Listener:
+    """Where progress goes.
+
+    Attributes:
+        say: One sentence.
+        event: Host, group and event of a host program.
+    """
+
+    say: Callable[[str], None]
+    event: Callable[[str, str, Event], None] = field(default=lambda _host, _group, _event: None)
+
+
+def prepare(
+    wanted: Wanted,
+    session: HostSession,
+    groups: Sequence[GpuGroup],
+    workload: Workload,
+    facts: Callable[[HostSession], HostRecord],
+) -> list[Target]:
+    """Look at one host and refuse whatever can be known to fail there.
+
+    Args:
+        wanted: What is deployed.
+        session: The host.
+        groups: Its groups that take part.
+        workload: What is served.
+        facts: The doctor's look at a host; asked for stacks with CUDA only.
+
+    Raises:
+        HostFault: Something stands against it; nothing was changed.
+    """
+    host = session.channel.host
+    seen = session.look(workload.model, workload.environment_files)
+    problems = host_problems(host, seen, workload.model)
+    if not seen.engine.error:
+        words = serve_words(wanted.stack, workload, "")
+        problems += image_problems(host, seen, wanted.image, words)
+    if wanted.stack.run.gpus or any(group.gpus for group in groups):
+        problems += gpu_problems(host, groups, facts(session), wanted.release, wanted.stack)
+    refuse(problems, host.name)
+    return [
+        Target(session, group, workload, seen, build_request(wanted, host, group, workload, seen))
+        for group in groups
+    ]
+
+
+def roll_out(
+    wanted: Wanted, targets: Sequence[Target], listener: Listener, *, source: Source | None = None
+) -> Rollout:
+    """Deploy to each target in its order; the first failure is the last thing that is begun.
+
+    Args:
+        wanted: What is deployed.
+        targets: All of them found ready.
+        listener: Where progress goes.
+        source: Holds the image when this machine brings it to the hosts; None: they pull by themselves.
+    """
+    steps: list[Step] = []
+    for target in targets:
+        if any(step.state == "failed" for step in steps):
+            first = next(step for step in steps if step.state == "failed")
+            message = f"{first.host}/{first.group} failed before; nothing was begun here"
+            steps.append(
+                Step(host=target.host.name, group=target.group.name, state="not begun", message=message)
+            )
+            continue
+        steps.append(_one(wanted, target, listener, source))
+    return Rollout(
+        release=wanted.release.release.name,
+        digest=wanted.release.digest,
+        accepted=wanted.accepted,
+        steps=tuple(steps),
+    )
+
+
+def _one(wanted: Wanted, target: Target, listener: Listener, source: Source | None) -> Step:
+    name, group = target.host.name, target.group.name
+    sent: int | None = None
+    try:
+        if target.session.install(target.seen):
+            listener.say(f"{name}: host program {target.session.program.sha256[:12]} installed")
+        if source is not None:
+            sent = send_image(target.session.channel, source, wanted.release.digest, listener.say).bytes_sent
+        outcome = target.session.operate(
+            group, ["deploy"], lambda event: listener.event(name, group, event), target.request
+        )
+        problems = running_problems(target.session, target.request) if outcome.exit_code == 0 else []
+    except HostFault as error:
+        if error.exit_code != 1:
+            raise
+        return Step(host=name, group=group, state="failed", message=str(error), bytes_sent=sent)
+    return _judged(outcome, problems, sent)
+
+
+def _judged(outcome: Outcome, problems: Sequence[str], sent: int | None) -> Step:
+    good = outcome.exit_code == 0 and not problems
+    return Step(
+        host=outcome.host,
+        group=outcome.group,
+        state="done" if good else "failed",
+        message="; ".join(problems) or outcome.message,
+        operation=outcome.operation,
+        bytes_sent=sent,
+    )
