@@ -71,7 +71,7 @@ def run_options(request: Request, *, labels: Mapping[str, str], name: str, resta
     options += ["--log-driver", "json-file", "--log-opt", f"max-size={contract.log_max_bytes}"]
     options += ["--log-opt", f"max-file={contract.log_files}"]
     options += _process_options(contract)
-    options += _gpu_options(contract)
+    options += gpu_options(contract)
     for key, value in sorted(contract.environment.items()):
         options += ["--env", f"{key}={value}"]
     for path in contract.environment_files:
@@ -111,7 +111,8 @@ def _port_options(contract: Contract) -> list[str]:
     return options
 
 
-def _gpu_options(contract: Contract) -> list[str]:
+def gpu_options(contract: Contract) -> list[str]:
+    """Options that hand out the GPUs of a contract, and keep all others out."""
     if contract.gpu_mode == "gpus":
         # The inner quotes are the client's: its value is a list of fields, and commas separate those.
         return ["--gpus", f'"device={",".join(contract.gpus)}"']

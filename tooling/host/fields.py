@@ -112,6 +112,20 @@ class Fields:
             raise self.error(name, "is no list")
         return tuple(self._within(f"{name}[{number}]", value, read) for number, value in enumerate(values))
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0 on."""
+        values = self._take(name, _MISSING)
+        if not isinstance(values, (list, tuple)) or not all(type(one) is int and one >= 0 for one in values):
+            raise self.error(name, "is no list of whole numbers")
+        return tuple(values)
+
+    def object(self, name: str) -> dict[str, Any]:
+        """An object that is handed on as it is."""
+        value = self._take(name, _MISSING)
+        if not isinstance(value, dict):
+            raise self.error(name, "is no object")
+        return value
+
     def objects(self, name: str) -> tuple[dict[str, Any], ...]:
         """A list of objects that are handed on as they are."""
         values = self._take(name, [])
