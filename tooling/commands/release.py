@@ -119,7 +119,7 @@ def release_command(
     name = reference.digest or reference.tag
     if not name:
         raise InputError("the image needs a digest or a tag", where=image, fix="add @sha256:...")
-    with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
+    with Repository(reference, read_settings(ca_file, plain_http=plain_http)) as repository:
         done = release(request, repository, name, key=key, trust=trusted, now=datetime.now(UTC))
     for line in done.rejected:
         console.say(f"does not count: {line}")
@@ -224,7 +224,7 @@ def promote_command(
     trusted = Trust.load(trust)
     key = SigningKey.load(key_file, read_passphrase(passphrase_file))
     reference = parse_reference(release_image)
-    with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
+    with Repository(reference, read_settings(ca_file, plain_http=plain_http)) as repository:
         entry = promote(
             repository, channel, reference.tag, key=key, trust=trusted, now=datetime.now(UTC), reason=reason
         )
@@ -248,7 +248,7 @@ def export_layout_command(
     """Write a verified release with all its records into an OCI layout directory, for an air gap."""
     reference = parse_reference(image)
     trusted = Trust.load(trust)
-    with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
+    with Repository(reference, read_settings(ca_file, plain_http=plain_http)) as repository:
         name = release_or_digest(repository, reference.tag or reference.digest, trusted)
         found = verify(repository, name, trusted, now=datetime.now(UTC), allow_expired_waivers=True)
         layout = export_layout(repository, repository.manifest(found.digest), found.release.name, directory)
@@ -271,7 +271,7 @@ def import_layout_command(
     if len(names) != 1:
         raise InputError("the directory does not hold exactly one release", where=str(directory), details=names)
     found = verify(layout, names[0], trusted, now=datetime.now(UTC), allow_expired_waivers=True)
-    with Repository(parse_reference(repository_name), _settings(ca_file, plain_http=plain_http)) as repository:
+    with Repository(parse_reference(repository_name), read_settings(ca_file, plain_http=plain_http)) as repository:
         import_layout(layout, repository, names[0])
         verify(repository, names[0], trusted, now=datetime.now(UTC), allow_expired_waivers=True)
     _tell_copied(names[0], found.digest, repository.name, as_json=as_json)
@@ -285,7 +285,7 @@ def registry_access_command(
     as_json: AsJson = False,
 ) -> None:
     """Say whether this machine's engine may pull an image, and with which login; exit code 1 when not."""
-    report = probe_access(parse_reference(image), _settings(ca_file, plain_http=plain_http))
+    report = probe_access(parse_reference(image), read_settings(ca_file, plain_http=plain_http))
     if as_json:
         console.print_json(report)
         raise typer.Exit(0 if report.engine_can_pull else 1)
@@ -312,12 +312,12 @@ def read_yaml(path: Path, kind: type[_Model]) -> _Model:
         raise InputError("the file does not hold what it should", where=str(path), details=lines) from error
 
 
-def _settings(ca_file: Path | None, *, plain_http: bool) -> Settings:
+def read_settings(ca_file: Path | None, *, plain_http: bool) -> Settings:
     return Settings(ca_file=ca_file, plain_http=plain_http, notify=console.say)
 
 
 def _open(image: str, ca_file: Path | None, *, plain_http: bool) -> AbstractContextManager[tuple[Source, str]]:
-    return open_source(image, _settings(ca_file, plain_http=plain_http))
+    return open_source(image, read_settings(ca_file, plain_http=plain_http))
 
 
 def _tell_copied(name: str, digest: str, where: str, *, as_json: bool) -> None:

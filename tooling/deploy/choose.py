@@ -1,9 +1,8 @@
-"""What the operator means: which release, which hosts, which GPUs, which model; from command line and inventory."""
+"""What the operator means: which release, hosts, GPUs and model; from the command line and the inventory."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
@@ -25,6 +24,7 @@ from tooling.release.locate import LAYOUT_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 #: Hosts of these names are this machine.
 _HERE = frozenset({"local", "localhost"})
@@ -179,7 +179,7 @@ def _workload(given: Overrides) -> Workload:
         if not at:
             raise InputError(
                 f"--model {given.model} names no revision",
-                fix="write ID@REVISION with the full commit: a branch can move, and rollback must find the same files",
+                fix="write ID@REVISION with the full commit: a branch can move, a rollback needs the same files",
             )
         model = Model(id=identifier, revision=revision, path=given.model_path or None)
     elif given.model_path:

@@ -10,6 +10,7 @@ from tooling.deploy.preflight import gpu_problems, host_problems, image_problems
 from tooling.deploy.request import Wanted, build_request, serve_words
 from tooling.deploy.running import running_problems
 from tooling.deploy.sending import send_image
+from tooling.deploy.session import operation_failed
 from tooling.records import Record
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Step(Record):
         state: `done`, `failed`, or `not begun` because an earlier one failed.
         message: What is to be said.
         operation: Id on the host; empty when none began.
+        exit_code: Of the operation.
         bytes_sent: Bytes of layers that this machine sent, where it was the registry.
     """
 
@@ -40,6 +42,7 @@ class Step(Record):
     state: Literal["done", "failed", "not begun"]
     message: str = ""
     operation: str = ""
+    exit_code: int = 0
     bytes_sent: int | None = None
 
 
@@ -179,17 +182,23 @@ def _one(wanted: Wanted, target: Target, listener: Listener, source: Source | No
     except HostFault as error:
         if error.exit_code != 1:
             raise
-        return Step(host=name, group=group, state="failed", message=str(error), bytes_sent=sent)
+        return Step(
+            host=name, group=group, state="failed", message=str(error), exit_code=1, bytes_sent=sent
+        )
     return _judged(outcome, problems, sent)
 
 
 def _judged(outcome: Outcome, problems: Sequence[str], sent: int | None) -> Step:
     good = outcome.exit_code == 0 and not problems
+    message = "; ".join(problems) if problems else outcome.message
+    if outcome.exit_code:
+        message = str(operation_failed(outcome))
     return Step(
         host=outcome.host,
         group=outcome.group,
         state="done" if good else "failed",
-        message="; ".join(problems) or outcome.message,
+        message=message,
         operation=outcome.operation,
+        exit_code=0 if good else outcome.exit_code or 1,
         bytes_sent=sent,
     )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from tooling.deploy.channel import Channel
     from tooling.deploy.inventory import Model
-    from tooling.errors import ToolkitError
     from tooling.host.request import Request
     from tooling.probe.records import HostRecord
 
@@ -67,6 +66,17 @@ class Outcome(Record):
     message: str
     data: dict[str, Any] = Field(default_factory=dict)
     events: int
+
+
+def operation_failed(outcome: Outcome) -> HostFault:
+    """The error for an operation that failed, with the host program's own words and exit code."""
+    error = outcome.data.get("error")
+    words = error if isinstance(error, dict) else {"what": outcome.message}
+    failed = told(f"{outcome.host}/{outcome.group}", words)
+    if outcome.operation:
+        failed.details.append(f"operation {outcome.operation}: its log and evidence are kept on the host")
+    failed.exit_code = outcome.exit_code
+    return failed
 
 
 class WatchEndedError(HostFault):
@@ -275,7 +285,7 @@ def _document(text: str) -> Any:
         return None
 
 
-def told(host: str, error: dict[str, Any]) -> ToolkitError:
+def told(host: str, error: dict[str, Any]) -> HostFault:
     """An error of the host program, with its own words."""
     where = error.get("where") or ""
     return HostFault(
