@@ -106,9 +106,10 @@ def deploy(
 ) -> None:
     """Bring a release onto GPU hosts: everything that can fail is tried before the old one stops.
 
-    Hosts and their GPU groups are rolled one after another; the first failure is the last thing that is begun, and
-    there the old release serves again. Exit code 0: every group serves the release; 1: one does not, or it was
-    refused; 2: what was asked makes no sense; 130: you left, the host goes on.
+    Hosts and their GPU groups are rolled one after another; the first failure is the last thing that is begun,
+    and there the old release serves again. Exit code 0: every group serves the release; 1: one does not, or it
+    was refused; 2: what was asked makes no sense; 3: another operation runs there; 4: nothing serves there; 130:
+    you left, the host goes on.
     """
     given = Overrides(
         model=model, model_path=model_path, model_cache=model_cache, gpus=gpus, port=port, bind=bind,
@@ -139,7 +140,9 @@ def deploy(
         if dry_run:
             _print_plan(targets, ssh_config, as_json=as_json)
             return
-        done = roll_out(wanted, targets, Listener(console.say, _listen), source=source if via is Via.SSH else None)
+        done = roll_out(
+            wanted, targets, Listener(console.say, _listen), source=source if via is Via.SSH else None
+        )
     _finish(done, as_json=as_json)
 
 
@@ -165,7 +168,7 @@ def export_command(
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print docker run, compose file, systemd unit and quadlet that start exactly what deploy starts on a host."""
+    """Print docker run, compose file, systemd unit and quadlet that start what deploy starts on a host."""
     given = Overrides(
         model=model, model_path=model_path, model_cache=model_cache, gpus=gpus, port=port, bind=bind,
         arguments=tuple(argument or ()), environment_files=tuple(env_file or ()),

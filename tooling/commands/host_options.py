@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tooling.deploy.session import Event
 
 Release = Annotated[
-    str, typer.Argument(help="host[:port]/repository:RELEASE or :CHANNEL, or oci:DIRECTORY; a bare RELEASE with "
+    str, typer.Argument(help="host[:port]/repository:RELEASE or :CHANNEL, oci:DIRECTORY, or a bare RELEASE with "
                              "an inventory that names its repository.")
 ]  # fmt: skip
 Hosts = Annotated[
@@ -43,7 +43,8 @@ ModelCache = Annotated[str, typer.Option(help="Hugging Face cache on the host.")
 Gpus = Annotated[str, typer.Option(help="GPUs of the host, e.g. 0,1,2,3, or UUIDs.")]
 Port = Annotated[int | None, typer.Option(help="TCP port on the host; 30000 unless given.")]
 Bind = Annotated[
-    str, typer.Option(help="Address that the port is published on; the loopback unless given: there is no login.")
+    str,
+    typer.Option(help="Address that the port is published on; the loopback unless given: there is no login."),
 ]
 Argument = Annotated[list[str] | None, typer.Option(help="A further serve argument, e.g. --tp=4; repeatable.")]
 EnvironmentFile = Annotated[

@@ -19,7 +19,7 @@ from tooling.commands.host_options import (
     printer,
     ready_session,
 )
-from tooling.commands.release import AsJson
+from tooling.commands.release import AsJson  # noqa: TC001  # typer reads it at run time
 from tooling.deploy.choose import Overrides, choose
 from tooling.deploy.installing import current_program
 from tooling.deploy.session import operation_failed
@@ -42,7 +42,9 @@ def register(app: typer.Typer) -> None:
 
 
 def rollback(
-    generation: Annotated[int | None, typer.Argument(help="Number in the history; the one before by default.")] = None,
+    generation: Annotated[
+        int | None, typer.Argument(help="Number in the history; the one before by default.")
+    ] = None,
     *,
     host: Hosts = None,
     inventory: InventoryFile = None,
@@ -55,7 +57,7 @@ def rollback(
 ) -> None:
     """Bring back a generation that served, with its arguments, mounts and model; no network is needed.
 
-    Doing it twice is the same as doing it once. Hosts and groups go one after another, the first failure ends it.
+    Doing it twice is the same as doing it once. Hosts and groups go one after another, up to the first failure.
     """
     chosen = choose(inventory, host or (), group or (), Overrides(root=root, sudo=sudo))
     words = ["rollback", *([str(generation)] if generation is not None else [])]
@@ -100,7 +102,7 @@ def status(
         console.print_json([row.model_dump(mode="json") for row in rows])
     else:
         console.out.print(status_table(rows))
-    if any(row.error or not is_well(row.answer) for row in rows):
+    if any(not is_well(row) for row in rows):
         raise typer.Exit(1)
 
 

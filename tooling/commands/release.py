@@ -271,7 +271,9 @@ def import_layout_command(
     if len(names) != 1:
         raise InputError("the directory does not hold exactly one release", where=str(directory), details=names)
     found = verify(layout, names[0], trusted, now=datetime.now(UTC), allow_expired_waivers=True)
-    with Repository(parse_reference(repository_name), read_settings(ca_file, plain_http=plain_http)) as repository:
+    with Repository(
+        parse_reference(repository_name), read_settings(ca_file, plain_http=plain_http)
+    ) as repository:
         import_layout(layout, repository, names[0])
         verify(repository, names[0], trusted, now=datetime.now(UTC), allow_expired_waivers=True)
     _tell_copied(names[0], found.digest, repository.name, as_json=as_json)
@@ -313,6 +315,7 @@ def read_yaml(path: Path, kind: type[_Model]) -> _Model:
 
 
 def read_settings(ca_file: Path | None, *, plain_http: bool) -> Settings:
+    """How to speak to registries, as the options say; what a person should know goes to stderr."""
     return Settings(ca_file=ca_file, plain_http=plain_http, notify=console.say)
 
 

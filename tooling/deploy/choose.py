@@ -179,7 +179,7 @@ def _workload(given: Overrides) -> Workload:
         if not at:
             raise InputError(
                 f"--model {given.model} names no revision",
-                fix="write ID@REVISION with the full commit: a branch can move, a rollback needs the same files",
+                fix="write ID@REVISION with the full commit: a branch moves, and a rollback needs these files",
             )
         model = Model(id=identifier, revision=revision, path=given.model_path or None)
     elif given.model_path:

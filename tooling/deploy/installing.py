@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tooling.host.bundle import build_bundle
+from tooling.host.bundle import bundle, bundle_name
 from tooling.records import Record, sha256_of
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class HostProgram(Record):
 
     def path(self, host: Host) -> str:
         """Where this very program lies; a running deploy keeps its own while a newer one comes."""
-        return f"{host.root}/bin/blackwell-host-{self.sha256[:12]}.pyz"
+        return f"{host.root}/bin/{bundle_name(self.content)}"
 
 
 def current_program() -> HostProgram:
     """The host program of this toolkit."""
-    return HostProgram(content=build_bundle())
+    return HostProgram(content=bundle())
 
 
 def newest_program(host: Host) -> str:

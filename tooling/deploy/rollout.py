@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tooling.deploy.faults import HostFault
+from tooling.deploy.faults import HostFault, image_advice
 from tooling.deploy.preflight import gpu_problems, host_problems, image_problems, refuse
 from tooling.deploy.request import Wanted, build_request, serve_words
-from tooling.deploy.running import running_problems
 from tooling.deploy.sending import send_image
 from tooling.deploy.session import operation_failed
 from tooling.records import Record
@@ -173,19 +172,46 @@ def _one(wanted: Wanted, target: Target, listener: Listener, source: Source | No
     try:
         if target.session.install(target.seen):
             listener.say(f"{name}: host program {target.session.program.sha256[:12]} installed")
+            if why := target.session.serve_at_boot(group):
+                listener.say(f"{name}: WILL NOT SERVE AFTER A REBOOT by itself: {why}")
         if source is not None:
             sent = send_image(target.session.channel, source, wanted.release.digest, listener.say).bytes_sent
         outcome = target.session.operate(
             group, ["deploy"], lambda event: listener.event(name, group, event), target.request
         )
-        problems = running_problems(target.session, target.request) if outcome.exit_code == 0 else []
+        problems: list[str] = []
+        if outcome.exit_code == 0:
+            problems = swap_problems(target.session.ask(group, "status"), target.request)
     except HostFault as error:
         if error.exit_code != 1:
             raise
-        return Step(
-            host=name, group=group, state="failed", message=str(error), exit_code=1, bytes_sent=sent
-        )
+        return Step(host=name, group=group, state="failed", message=str(error), exit_code=1, bytes_sent=sent)
     return _judged(outcome, problems, sent)
+
+
+def swap_problems(status: Any, request: Request) -> list[str]:
+    """Whether what serves is what was asked for, by digests and by the record of the host; never by a tag.
+
+    Args:
+        status: The host program's status document.
+        request: What was asked for.
+    """
+    groups = status.get("groups", []) if isinstance(status, dict) else []
+    mine = next((each for each in groups if each.get("group") == request.group), None)
+    current = (mine or {}).get("current")
+    if mine is None or not current:
+        return [f"the host says that nothing was deployed to group {request.group}"]
+    problems = list(mine.get("faults", []))
+    running = str(current.get("image", ""))
+    # Engines name an image by its configuration or, with the newer store, by its manifest.
+    wanted = request.digest if running == request.digest else request.image_id
+    if (advice := image_advice(running=running, wanted=wanted)) is not None:
+        problems.append(advice.what)
+    if current.get("digest") != request.digest:
+        problems.append(f"release {current.get('release')} ({current.get('digest')}) is committed")
+    if not mine.get("serving"):
+        problems.append("nothing serves")
+    return problems
 
 
 def _judged(outcome: Outcome, problems: Sequence[str], sent: int | None) -> Step:

@@ -174,6 +174,20 @@ class HostSession:
             raise host_fault(host.name, done.code, done.err or done.out)
         return read_document(done.out, where=host.name)
 
+    def serve_at_boot(self, group: str) -> str:
+        """Have the host's systemd bring up the committed generations at boot.
+
+        Returns:
+            Why it will not; empty when it will.
+        """
+        host = self.channel.host
+        done = self.channel.run(host_program(host, self.program.path(host), group, "install-unit"))
+        if done.code == 0:
+            return ""
+        document = _document(done.out)
+        error = told(host.name, document["error"]) if document and "error" in document else None
+        return f"{error.what}; {error.fix}" if error else done.err.strip()
+
     def install(self, seen: Seen) -> bool:
         """Put the host program there, unless this very one is there already.
 
@@ -252,12 +266,13 @@ class HostSession:
                 f"{self.name}, operation {watch.operation}", "see its end with `status` or `history`",
                 errors.splitlines()[-4:],
             )  # fmt: skip
+        told_code = watch.last.data.get("exit_code")
         failed = watch.last.state == "failed"
         return Outcome(
             host=self.name,
             group=group,
             operation=watch.operation,
-            exit_code=(code or 1) if failed else 0,
+            exit_code=(told_code or code or 1) if failed else 0,
             message=watch.last.message,
             data=watch.last.data,
             events=watch.heard,
