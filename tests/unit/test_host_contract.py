@@ -40,6 +40,9 @@ def test_gpus_by_the_runtime_and_none_at_all():
     by_runtime = create_argv(request(contract__gpu_mode="gpus"), 1, IMAGE_ID)
     assert by_runtime[by_runtime.index("--gpus") + 1] == '"device=0,1"'
     assert "NVIDIA_VISIBLE_DEVICES=void" not in by_runtime
+    other = create_argv(request(contract__gpu_mode="runtime"), 1, IMAGE_ID)
+    at = other.index("--runtime")
+    assert other[at : at + 4] == ["--runtime", "nvidia", "--env", "NVIDIA_VISIBLE_DEVICES=0,1"]
     # Images name `all` in their environment; a host whose default runtime reads it must not hand out anything.
     none = create_argv(request(contract__gpu_mode="none", contract__gpus=[]), 1, IMAGE_ID)
     assert "NVIDIA_VISIBLE_DEVICES=void" in none

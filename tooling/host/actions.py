@@ -12,7 +12,7 @@ from tooling.host.contract import LABEL_GROUP, LABEL_ROLE, gpu_options
 from tooling.host.faults import at
 from tooling.host.reconcile import DarkError, needs_settling, reconcile
 from tooling.host.state import RUNNING, STOPPED, Group, groups
-from tooling.host.swap import swap, take_down
+from tooling.host.swap import SwapError, swap, take_down
 from tooling.host.trust import verify_records
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run_locked(host: Host, action: Callable[[], dict[str, Any]], *, name: str) -
             return action()
         except ToolkitError as error:
             # A swap that was taken back has its line already.
-            if not hasattr(error, "facts"):
+            if not isinstance(error, SwapError):
                 host.group.write_history("refused", host.operation, command=name, error=error.what)
             raise
 

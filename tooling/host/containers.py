@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional
 
 from tooling.errors import CheckError
-from tooling.host.contract import cache_directory, create_argv, generation_labels
+from tooling.host.contract import VISIBLE, cache_directory, create_argv, generation_labels
 
 if TYPE_CHECKING:
     from tooling.host.docker import Docker
@@ -65,7 +65,7 @@ def differences(inspected: dict[str, Any], generation: Generation) -> list[str]:
         ("labels", [], sorted(key for key, value in labels.items() if has_labels.get(key) != value)),
         ("mounts", _wanted_mounts(generation), _mounts(inspected)),
         ("ports", _wanted_ports(contract), _ports(host_config)),
-        ("gpus", sorted(contract.gpus), _gpus(host_config)),
+        ("gpus", sorted(contract.gpus), _gpus(host_config, environment)),
         ("init", contract.init, bool(host_config.get("Init"))),
         ("stop grace", contract.stop_grace_seconds, config.get("StopTimeout")),
     ]
@@ -107,7 +107,10 @@ def _ports(host_config: dict[str, Any]) -> list[tuple[int, str, int]]:
     )
 
 
-def _gpus(host_config: dict[str, Any]) -> list[str]:
+def _gpus(host_config: dict[str, Any], environment: set[str]) -> list[str]:
+    if host_config.get("Runtime") == "nvidia":
+        named = [one for one in environment if one.startswith(f"{VISIBLE}=")]
+        return sorted(gpu for one in named for gpu in one.partition("=")[2].split(","))
     requests = host_config.get("DeviceRequests") or []
     return sorted(one.rpartition("=")[2] for request in requests for one in request.get("DeviceIDs") or ())
 

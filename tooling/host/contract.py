@@ -116,6 +116,8 @@ def gpu_options(contract: Contract) -> list[str]:
     if contract.gpu_mode == "gpus":
         # The inner quotes are the client's: its value is a list of fields, and commas separate those.
         return ["--gpus", f'"device={",".join(contract.gpus)}"']
+    if contract.gpu_mode == "runtime":
+        return ["--runtime", "nvidia", "--env", f"{VISIBLE}={','.join(contract.gpus)}"]
     # Only what is named here may come in, whatever the image asks for by itself.
     options = [] if VISIBLE in contract.environment else ["--env", f"{VISIBLE}=void"]
     for gpu in contract.gpus:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tooling.host.contract import LABEL_GENERATION, container_name
+from tooling.host.contract import LABEL_GENERATION, container_name, pin_name
 from tooling.host.plan import Container
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ class Host:
     def is_serving(self, generation: int) -> bool:
         """Whether the container of a generation runs."""
         there = self.docker.inspect(container_name(self.group.name, generation))
+        return there is not None and is_up(there)
+
+    def is_pinned(self, generation: int) -> bool:
+        """Whether the pin of a generation runs."""
+        there = self.docker.inspect(pin_name(self.group.name, generation))
         return there is not None and is_up(there)
 
     def previous(self) -> dict[int, int]:

@@ -165,7 +165,7 @@ def settlement(
     right = current.generation if current is not None and current.wanted == RUNNING else 0
     if pending is None:
         outcome = "clean"
-    elif current is not None and pending.target == current.generation:
+    elif right and pending.target == right:
         outcome = "completed"
     else:
         outcome = "taken-back"

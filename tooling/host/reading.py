@@ -35,7 +35,7 @@ ABSOLUTE = r"/[^,\0\n]*"
 ADDRESS = r"[0-9a-fA-F.:\[\]]*"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 LABEL = r"[A-Za-z0-9][A-Za-z0-9._/-]*"
-GPU_MODES = ("cdi", "gpus", "none")
+GPU_MODES = ("cdi", "gpus", "runtime", "none")
 PULLS = ("registry", "present")
 #: Variables that are secrets by their name; these come from files, which no process list shows.
 SECRET = re.compile(

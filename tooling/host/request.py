@@ -100,7 +100,8 @@ class Contract:
 
     Attributes:
         gpus: Indices or UUIDs; empty: none.
-        gpu_mode: `cdi`, `gpus` (`--gpus`), or `none`.
+        gpu_mode: `cdi` (`--device nvidia.com/gpu=`), `gpus` (`--gpus`), `runtime` (`--runtime nvidia` and the
+            environment, for engines that know neither), or `none`.
         arguments: After the image's entry point.
         environment: Never secrets, they are shown in process lists and records.
         environment_files: Files of the host with `NAME=value` lines, for secrets.

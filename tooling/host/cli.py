@@ -1,0 +1,292 @@
+"""The command line of the host program."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Sequence
+
+from tooling.errors import InputError, ToolkitError
+from tooling.host import actions, operation, report, unit
+from tooling.host.docker import Docker
+from tooling.host.events import RESULT, Events
+from tooling.host.gpus import Smi
+from tooling.host.host import DEFAULT_ROOT, DONE, FAILED, Host
+from tooling.host.reading import NAME, parse_request, read_request
+from tooling.host.reconcile import reconcile
+from tooling.host.state import Group, groups
+from tooling.host.swap import CONFIRMED, as_toolkit_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Version of requests, events and commands; grows when an older operator would be misled.
+PROTOCOL = 1
+_NUMBER = 1 << 30
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options and commands."""
+    top = argparse.ArgumentParser(
+        prog="blackwell-host",
+        description="Deploy, roll back and reconcile the inference stacks of this host.",
+        epilog="Exit codes: 0 done; 1 failed, what served before serves; 2 wrong input; 3 another operation "
+        "runs; 4 nothing serves and it should; 5 the state is damaged.",
+    )
+    _common(top, root=str(DEFAULT_ROOT), group="", json=False)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        hidden = argparse.SUPPRESS
+        _common(made, root=hidden, group=hidden, json=hidden)
+        return made
+
+    add("deploy", "bring up the release of a request").add_argument(
+        "--request", default="-", help="file with the JSON document (standard input by default)"
+    )
+    back = add("rollback", "bring back a generation that served")
+    back.add_argument(
+        "generation", nargs="?", type=int, default=0, help="the one before the last deploy by default"
+    )
+    add("start", "start the current generation after a stop")
+    add("stop", "stop it, over reboots too, until start, rollback or deploy")
+    add("reconcile", "make exactly the committed generation run, after a crash or a boot")
+    add("repair", "write a lost commit point anew").add_argument("generation", type=int)
+    add("status", "what is to serve, and what does")
+    add("history", "what was done here")
+    add("doctor", "is this host ready for the next swap and for the way back")
+    add("version", "of this program")
+    add("follow", "the events of an operation, to its end").add_argument("operation", nargs="?", default="")
+    confirming = add("confirm", "let a swap that waits for it be committed")
+    confirming.add_argument("operation")
+    confirming.add_argument("--reject", action="store_true", help="take it back instead")
+    add("install-unit", "have systemd reconcile at boot").add_argument("--print", action="store_true")
+    commands.add_parser("work").add_argument("operation")
+    return top
+
+
+def _common(to: argparse.ArgumentParser, **defaults: Any) -> None:
+    to.add_argument("--root", default=defaults["root"], help=f"state directory ({DEFAULT_ROOT})")
+    to.add_argument("--group", default=defaults["group"], help="group of GPUs (default)")
+    to.add_argument("--json", action="store_true", default=defaults["json"], help="JSON; events one a line")
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run one command; a known failure is one message and an exit code.
+
+    Returns:
+        The exit code.
+    """
+    options = parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except ToolkitError as error:
+        if options.json:
+            _print({"error": error.as_record()})
+        sys.stderr.write(f"error: {error}\n")
+        return operation.exit_code(error)
+    except BrokenPipeError:
+        return FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("no longer following; the operation goes on by itself (`follow` shows it again)\n")
+        return FAILED
+
+
+def _run(options: argparse.Namespace) -> int:
+    command: str = options.command
+    if command == "reconcile" and not options.group:
+        return _reconcile_all(options)
+    if command in ("deploy", "rollback", "start", "stop", "reconcile", "repair"):
+        return _operate(options)
+    reading: dict[str, Callable[[argparse.Namespace], int]] = {
+        "status": _status,
+        "history": _history,
+        "doctor": _doctor,
+        "version": _version,
+        "follow": lambda given: _follow(
+            _group(given), given.operation or operation.latest(_group(given)), given
+        ),
+        "confirm": _confirm,
+        "install-unit": _install_unit,
+        "work": _work,
+    }
+    return reading[command](options)
+
+
+def _group(options: argparse.Namespace) -> Group:
+    name = options.group or "default"
+    if not re.fullmatch(NAME, name):
+        raise InputError(f"{name!r} is no name of a group", fix="lower-case letters, digits, dots, dashes")
+    return Group(Path(options.root), name)
+
+
+def _host(group: Group, events: Optional[Events] = None) -> Host:
+    return Host(group, Docker(), Smi(), events or Events(Path("/dev/null"), ""))
+
+
+def _operate(options: argparse.Namespace) -> int:
+    """Start the operation, and follow it as long as somebody looks."""
+    given: dict[str, Any] = {}
+    group = _group(options)
+    if options.command == "deploy":
+        request = read_request(
+            _read(options.request), "standard input" if options.request == "-" else options.request
+        )
+        if options.group and options.group != request.group:
+            raise InputError(f"the request is for group {request.group}, --group says {options.group}")
+        group = Group(group.root, request.group)
+        given = {"request": request.as_json()}
+    elif options.command in ("rollback", "repair"):
+        if not 0 <= options.generation < _NUMBER:
+            raise InputError(f"{options.generation} is no generation", fix="see `history`")
+        given = {"generation": options.generation}
+    begun = operation.begin(group, options.command, given)
+    return _follow(group, begun, options)
+
+
+def _read(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the request cannot be read: {error}", where=path) from error
+
+
+def _follow(group: Group, begun: str, options: argparse.Namespace) -> int:
+    code = FAILED
+    for event in operation.events(group, begun):
+        if options.json:
+            sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
+        else:
+            mark = "FAILED " if event["state"] == "failed" else ""
+            sys.stdout.write(f"{event['time'][11:23]} {event['step']}: {mark}{event['message']}\n")
+            for line in event["data"].get("error", {}).get("details", ()) if event["step"] == RESULT else ():
+                sys.stdout.write(f"    {line}\n")
+            fix = event["data"].get("error", {}).get("fix") if event["step"] == RESULT else None
+            if fix:
+                sys.stdout.write(f"  to do: {fix}\n")
+        sys.stdout.flush()
+        if event["step"] == RESULT:
+            code = int(event["data"]["exit_code"])
+    return code
+
+
+def _work(options: argparse.Namespace) -> int:
+    """The operation's own process."""
+    group = _group(options)
+    command, given = operation.order(group, options.operation)
+    events = operation.events_of(group, options.operation)
+    events.start("operation", f"{command} (operation {options.operation})", command=command)
+    host = _host(group, events)
+    deeds: dict[str, Callable[[], dict[str, Any]]] = {
+        "deploy": lambda: actions.deploy(host, parse_request(given["request"])),
+        "rollback": lambda: actions.rollback(host, int(given["generation"])),
+        "start": lambda: actions.start(host),
+        "stop": lambda: actions.stop(host),
+        "reconcile": lambda: reconcile(host),
+        "repair": lambda: actions.repair(host, int(given["generation"])),
+    }
+    try:
+        result = actions.run_locked(host, deeds[command], name=command)
+    except Exception as error:  # noqa: BLE001  # whoever follows must hear of it
+        return operation.conclude(events, command, None, as_toolkit_error(error))
+    return operation.conclude(events, command, result, None)
+
+
+def _reconcile_all(options: argparse.Namespace) -> int:
+    """All groups at once: a boot must not load one model after the other."""
+    names = list(groups(Path(options.root)))
+    if not names:
+        raise InputError("nothing was ever deployed here", where=options.root, fix="deploy a release first")
+    base = [*operation.program(), "--root", options.root, *(["--json"] if options.json else [])]
+    children = [subprocess.Popen([*base, "--group", name, "reconcile"]) for name in names]
+    return max(child.wait() for child in children)
+
+
+def _status(options: argparse.Namespace) -> int:
+    names = [options.group] if options.group else list(groups(Path(options.root))) or ["default"]
+    documents = [report.status(_host(Group(Path(options.root), name))) for name in names]
+    good = all(
+        not one["faults"] and (one["wanted"] != "running" or (one["serving"] and one["ready"]))
+        for one in documents
+    )
+    if options.json:
+        _print({"groups": documents})
+        return DONE if good else FAILED
+    for one in documents:
+        now = one["current"]
+        line = "nothing was deployed" if now is None else f"generation {now['generation']} {now['release']}"
+        state = "answers" if one["ready"] else "runs" if one["serving"] else "does not run"
+        sys.stdout.write(f"{one['group']}: {line}" + (f", wanted {one['wanted']}, {state}\n" if now else "\n"))
+        for fault in one["faults"]:
+            sys.stdout.write(f"  FAULT {fault}\n")
+        for earlier in one["earlier"]:
+            marks = [
+                "served" if earlier["served"] else "never served",
+                "image present" if earlier["image_present"] else "image GONE",
+                "pinned" if earlier["pinned"] else "not pinned",
+            ]
+            sys.stdout.write(f"  {earlier['generation']:>4} {earlier['release']} ({', '.join(marks)})\n")
+    return DONE if good else FAILED
+
+
+def _history(options: argparse.Namespace) -> int:
+    lines, unreadable = _group(options).history()
+    if options.json:
+        _print({"history": lines, "unreadable": unreadable})
+        return DONE
+    for line in lines:
+        rest = " ".join(f"{key}={value}" for key, value in line.items() if key not in ("time", "action"))
+        sys.stdout.write(f"{line.get('time')} {line.get('action')}: {rest}\n")
+    if unreadable:
+        sys.stdout.write(f"{unreadable} lines cannot be read\n")
+    return DONE
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    found = report.doctor(_host(_group(options)))
+    good = all(one["ok"] for one in found)
+    if options.json:
+        _print({"ok": good, "checks": found})
+        return DONE if good else FAILED
+    for one in found:
+        mark = "FAIL" if not one["ok"] else "note" if one["warning"] else "ok"
+        sys.stdout.write(f"{mark:>4} {one['check']}: {one['seen']}\n")
+        if one["fix"] and mark != "ok":
+            sys.stdout.write(f"       to do: {one['fix']}\n")
+    return DONE if good else FAILED
+
+
+def _version(options: argparse.Namespace) -> int:
+    file = Path(sys.argv[0]).resolve()
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".pyz" else ""
+    document = {"protocol": PROTOCOL, "sha256": digest, "python": sys.version.split()[0]}
+    if options.json:
+        _print(document)
+    else:
+        sys.stdout.write(f"protocol {PROTOCOL}, sha256 {digest or 'none (not installed)'}\n")
+    return DONE
+
+
+def _confirm(options: argparse.Namespace) -> int:
+    operation.confirm(_group(options), options.operation, CONFIRMED, good=not options.reject)
+    return DONE
+
+
+def _install_unit(options: argparse.Namespace) -> int:
+    command = [*operation.program(), "--root", str(Path(options.root).resolve())]
+    if options.print:
+        sys.stdout.write(unit.unit_text(command))
+        return DONE
+    _print(unit.install(command))
+    return DONE
+
+
+def _print(document: Any) -> None:
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
