@@ -107,8 +107,8 @@ def deploy(
     """Bring a release onto GPU hosts: everything that can fail is tried before the old one stops.
 
     Hosts and their GPU groups are rolled one after another; the first failure is the last thing that is begun,
-    and there the old release serves again. Exit code 0: every group serves the release; 1: one does not, or it
-    was refused; 2: what was asked makes no sense; 3: another operation runs there; 4: nothing serves there; 130:
+    and there the old release serves again. Exit code 0: every group serves the release; 1: one does not, or was
+    refused; 2: what was asked makes no sense; 3: another operation runs there; 4: nothing serves there; 130:
     you left, the host goes on.
     """
     given = Overrides(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tooling.deploy.session import Event
 
 Release = Annotated[
-    str, typer.Argument(help="host[:port]/repository:RELEASE or :CHANNEL, oci:DIRECTORY, or a bare RELEASE with "
-                             "an inventory that names its repository.")
+    str, typer.Argument(help="host[:port]/repository:RELEASE or :CHANNEL, oci:DIRECTORY, or a bare RELEASE "
+                             "with an inventory that names its repository.")
 ]  # fmt: skip
 Hosts = Annotated[
     list[str] | None,
