@@ -129,6 +129,12 @@ def _kill(pid: int) -> None:
         return
 
 
+def _free_subnet() -> int:
+    """A third byte of 10.213.x.0/24 that no other test on this machine uses now."""
+    listed = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, check=True).stdout
+    return next(number for number in range(1, 255) if f"10.213.{number}.1/" not in listed)
+
+
 @contextmanager
 def private_engine(*options: str, data: Path | None = None) -> Iterator[PrivateEngine]:
     """An engine that lives as long as the block.
@@ -142,7 +148,7 @@ def private_engine(*options: str, data: Path | None = None) -> Iterator[PrivateE
     number = next(_NUMBERS)
     bridge = f"bs{os.getpid()}x{number}"
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
-    subprocess.run(["ip", "address", "add", f"10.213.{number}.1/24", "dev", bridge], check=True)
+    subprocess.run(["ip", "address", "add", f"10.213.{_free_subnet()}.1/24", "dev", bridge], check=True)
     subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
     with tempfile.TemporaryDirectory(prefix="bs-", ignore_cleanup_errors=True) as folder:
         engine = PrivateEngine(Path(folder), data or Path(folder, "data"), bridge, options)

@@ -56,9 +56,7 @@ def host_engine() -> Iterator[PrivateEngine]:
 @pytest.fixture(scope="session")
 def sshd(tmp_path_factory: pytest.TempPathFactory, host_engine: PrivateEngine) -> Iterator[Sshd]:
     """The way to the host: every session there sees the private engine."""
-    with serve_ssh(
-        tmp_path_factory.mktemp("sshd"), environment={"DOCKER_HOST": host_engine.address}
-    ) as server:
+    with serve_ssh(tmp_path_factory.mktemp("sshd"), environment={"DOCKER_HOST": host_engine.address}) as server:
         yield server
 
 

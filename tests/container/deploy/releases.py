@@ -71,7 +71,9 @@ class Shelf:
         self.python = python_layer()
         self.python_blob = gzip.compress(self.python, compresslevel=1, mtime=0)
 
-    def image(self, repository: Repository, version: str, *, architecture: str = "amd64", **behaviour: Any) -> Manifest:
+    def image(
+        self, repository: Repository, version: str, *, architecture: str = "amd64", **behaviour: Any
+    ) -> Manifest:
         """Push an image; only its last layer, of some hundred bytes, is its own."""
         about = {"version": version, "load_s": 0.1, **behaviour}
         tars = [
@@ -119,7 +121,9 @@ class Shelf:
         evidence = self.folder / f"evidence-{version}"
         write_evidence(build_run(digest=image.digest), KEY, evidence)
         write_evidence(
-            gate_run("correctness", Verdict.PASS, digest=image.digest, started=started, ended=ended), KEY, evidence
+            gate_run("correctness", Verdict.PASS, digest=image.digest, started=started, ended=ended),
+            KEY,
+            evidence,
         )
         request = ReleaseRequest(
             stack=STACK,
