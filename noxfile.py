@@ -145,6 +145,36 @@ def promote(session: nox.Session) -> None:
     _toolkit(session, "promote")
 
 
+@nox.session(default=False)
+def deploy(session: nox.Session) -> None:
+    """Bring a release onto GPU hosts: `-- RELEASE --host user@host --trust KEYS --model ID@REVISION`."""
+    _toolkit(session, "deploy")
+
+
+@nox.session(default=False)
+def rollback(session: nox.Session) -> None:
+    """Bring back what a host served before, or a generation of its history: `-- [GENERATION] --host ...`."""
+    _toolkit(session, "rollback")
+
+
+@nox.session(default=False)
+def status(session: nox.Session) -> None:
+    """Show what hosts serve, one table: `-- --host user@host` or `-- --inventory hosts.yaml`."""
+    _toolkit(session, "status")
+
+
+@nox.session(default=False)
+def history(session: nox.Session) -> None:
+    """Show what hosts served and tried: `-- --host user@host` or `-- --inventory hosts.yaml`."""
+    _toolkit(session, "history")
+
+
+@nox.session(default=False)
+def export(session: nox.Session) -> None:
+    """Print docker run, compose, systemd unit and quadlet of a release: `-- RELEASE --trust KEYS ...`."""
+    _toolkit(session, "export")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and types."""

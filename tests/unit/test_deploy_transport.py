@@ -75,17 +75,18 @@ def test_words_arrive_as_they_are(word):
 @pytest.mark.parametrize("name", ["-oProxyCommand=reboot", "a b", "box;id", ""])
 def test_a_destination_that_ssh_would_read_as_something_else_is_refused(name):
     with pytest.raises(ValidationError):
-        Host(name="x", ssh=name if name else "-")
+        Host(name="x", ssh=name or "-")
 
 
 def test_the_host_programs_command_line():
     host = Host(name="box", root="/srv/state")
     assert host_program(host, "/srv/state/bin/p.pyz", "numa0", "rollback", "7") == [
-        "python3", "/srv/state/bin/p.pyz", "--root", "/srv/state", "--group", "numa0", "--json", "rollback", "7",
+        "python3", "/srv/state/bin/p.pyz", "--root", "/srv/state", "--group", "numa0", "--json",
+        "rollback", "7",
     ]  # fmt: skip
 
 
-# --- the inventory --------------------------------------------------------------------------------------------------
+# --- the inventory ---------------------------------------------------------------------
 
 TEXT = f"""\
 repository: registry.example:5000/team/cu130

@@ -149,15 +149,23 @@ class Box:
         return str(json.loads(done.stdout)["version"]).removeprefix(f"{self.group}-") if done.stdout else ""
 
 
+@dataclass(frozen=True)
+class Site:
+    """What all tests share."""
+
+    shelf: Shelf
+    registry: Server
+    engine: PrivateEngine
+    sshd: Sshd
+
+
+@pytest.fixture(scope="session")
+def site(shelf: Shelf, registry: Server, host_engine: PrivateEngine, sshd: Sshd) -> Site:
+    return Site(shelf, registry, host_engine, sshd)
+
+
 @pytest.fixture
-def box(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shelf: Shelf,
-    registry: Server,
-    host_engine: PrivateEngine,
-    sshd: Sshd,
-) -> Iterator[Box]:
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Site) -> Iterator[Box]:
     number = next(_NUMBERS)
     checkout = tmp_path / "checkout"
     (checkout / "stacks").mkdir(parents=True)
@@ -178,8 +186,8 @@ def box(
         "workload": {"model": {"id": "stand-in", "revision": "0123456", "path": str(tmp_path / "model")}},
     }
     settings = Settings(login=DockerConfig(path=None))
-    with Repository(parse_reference(f"{registry.host}/test/box{number}"), settings) as repository:
-        yield Box(tmp_path, repository, shelf, host_engine, sshd, group, port, host, [])
-    left = host_engine.docker("ps", "-aq", "--filter", f"label=blackwell-stacks.group={group}").split()
+    with Repository(parse_reference(f"{site.registry.host}/test/box{number}"), settings) as repository:
+        yield Box(tmp_path, repository, site.shelf, site.engine, site.sshd, group, port, host, [])
+    left = site.engine.docker("ps", "-aq", "--filter", f"label=blackwell-stacks.group={group}").split()
     if left:
-        host_engine.docker("rm", "-f", *left)
+        site.engine.docker("rm", "-f", *left)
