@@ -40,7 +40,7 @@ from tooling.deploy.resolving import resolve_release
 from tooling.deploy.rollout import Listener, Rollout, Target, prepare, roll_out
 from tooling.deploy.session import HostSession
 from tooling.deploy.transport import host_program, remote_command
-from tooling.deploy.view import rollout_table
+from tooling.deploy.view import rollout_table, show
 from tooling.errors import InputError
 from tooling.host.contract import create_argv
 from tooling.paths import checkout
@@ -220,7 +220,7 @@ def _finish(done: Rollout, *, as_json: bool) -> None:
     if as_json:
         console.print_json(done)
     else:
-        console.out.print(rollout_table(done))
+        show(rollout_table(done))
     failed = next((step for step in done.steps if step.state == "failed"), None)
     if failed is not None:
         console.err.print(Text("error: ", style="bold red"), Text(failed.message), sep="")

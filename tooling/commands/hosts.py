@@ -24,7 +24,7 @@ from tooling.deploy.choose import Overrides, choose
 from tooling.deploy.installing import current_program
 from tooling.deploy.session import operation_failed
 from tooling.deploy.transport import host_program, remote_command
-from tooling.deploy.view import HostAnswer, history_table, is_well, status_table
+from tooling.deploy.view import HostAnswer, history_table, is_well, show, status_table
 from tooling.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def status(
     if as_json:
         console.print_json([row.model_dump(mode="json") for row in rows])
     else:
-        console.out.print(status_table(rows))
+        show(status_table(rows))
     if any(not is_well(row) for row in rows):
         raise typer.Exit(1)
 
@@ -123,7 +123,7 @@ def history(
         console.print_json([row.model_dump(mode="json") for row in rows])
     else:
         for row in rows:
-            console.out.print(history_table(row))
+            show(history_table(row))
     if any(row.error for row in rows):
         raise typer.Exit(1)
 

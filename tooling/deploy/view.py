@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from tooling import console
 from tooling.records import Record
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _COLOURS = {"done": "green", "failed": "bold red", "not begun": "yellow"}
 _SHORT = 19
+_FILE_WIDTH = 180
 _BAD, _GOOD, _WARN = "bold red", "green", "yellow"
 
 
@@ -34,6 +36,11 @@ class HostAnswer(Record):
     group: str
     answer: Any = None
     error: str = ""
+
+
+def show(table: Table) -> None:
+    """Print a table: as wide as the terminal, or wide enough for a file."""
+    console.out.print(table, width=None if console.out.is_terminal else _FILE_WIDTH)
 
 
 def progress_line(host: str, group: str, event: Event) -> str:
@@ -71,7 +78,7 @@ def is_well(row: HostAnswer) -> bool:
 def status_table(rows: Sequence[HostAnswer]) -> Table:
     """What every host and group serves."""
     table = Table(title="hosts", title_justify="left")
-    for heading in ("host", "group", "state", "generation", "release", "digest", "model", "since", "back to"):
+    for heading in ("host", "group", "state", "now", "release", "image", "model", "since", "back to"):
         table.add_column(heading)
     for row in rows:
         found = group_status(row)
