@@ -13,6 +13,8 @@ from tooling.deploy.faults import (
     image_advice,
     restart_advice,
 )
+from tooling.deploy.recorded import judge_host
+from tooling.gates.records import Verdict
 
 CASES = Path(__file__).resolve().parents[1] / "cases"
 KINDS = fault_kinds()
@@ -102,6 +104,49 @@ def test_a_restart_loop_stops_at_its_first_failure():
 @pytest.mark.parametrize("exits", [[], [Exit(code=0)], [Exit(code=137, serving=True)]])
 def test_an_engine_that_served_or_ended_well_did_not_fail_to_start(exits):
     assert restart_advice(exits, policy="unless-stopped", unified_memory=True) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "words"),
+    [
+        ("deploy-pid1-zombie-on-restart", "pid1-zombie", "do not start the new one"),
+        ("deploy-restart-loop-damages-host", "restart-loop", "stop after the first such end"),
+        ("deploy-same-tag-older-image", "other-image-runs", "deploy by digest"),
+        ("host-docker-29-refuses-old-clients", "engine-refuses-client", "negotiates"),
+        ("boot-cannot-execute-binary-same-arch", "command-repeats-entry-point", "drop the leading shell"),
+        ("boot-exec-format-error-loop", "wrong-architecture", "restart only repeats it"),
+    ],
+)
+def test_the_cases_of_the_field(name, cause, words):
+    checks = judge_host(_case(name))
+    assert cause in [check.name for check in checks]
+    (mine,) = (check for check in checks if check.name == cause)
+    assert mine.verdict is Verdict.FAIL
+    assert words in " ".join(mine.details)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10:00:00 container die abc (exitCode=1, image=x)\ncontainer start\ncontainer die (exitCode=1)",
+        "CONTAINER  STATUS\nengine  Restarting (137) 2 seconds ago, restart: always",
+    ],
+)
+def test_loops_in_other_words(text):
+    assert [check.name for check in judge_host(text)] == ["restart-loop"]
+
+
+def test_the_same_digest_everywhere_is_no_finding():
+    same = "registry :1 -> sha256:aa\nrunning container -> sha256:aa"
+    (check,) = judge_host(same)
+    assert check.verdict is Verdict.INCONCLUSIVE
+    (other,) = judge_host("the release wants sha256:bb\nimage in use: sha256:aa")
+    assert other.name == "other-image-runs"
+
+
+@pytest.mark.parametrize("text", ["", "all is well", "container die exitCode=0"])
+def test_words_that_say_nothing_prove_nothing(text):
+    assert [check.verdict for check in judge_host(text)] == [Verdict.INCONCLUSIVE]
 
 
 OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
