@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.unit.release_examples import CPU as CPU_HARDWARE
 from tests.unit.release_examples import (
     CPU_POLICY,
     DIGEST,
@@ -17,6 +18,7 @@ from tests.unit.release_examples import (
     gpu_hardware,
     signed,
 )
+from tooling.attest.hardware import Device
 from tooling.deploy.image import ImageFacts, LayerFacts
 from tooling.deploy.inventory import GpuGroup, Host, Model, Workload
 from tooling.deploy.preflight import Seen, SeenEngine, SeenModel
@@ -46,8 +48,8 @@ IMAGE = ImageFacts(
 
 def release(stack: str = "cu130", policy: ReleasePolicy = GPU_POLICY) -> Verification:
     """A release that its evidence makes qualified, or less when the policy is met by less."""
-    hardware = {} if policy.device == "cpu" else {"hardware": gpu_hardware()}
-    runs = [gate_run(requirement.gate, **hardware) for requirement in policy.gates]
+    hardware = CPU_HARDWARE if policy.device is Device.CPU else gpu_hardware()
+    runs = [gate_run(requirement.gate, hardware=hardware) for requirement in policy.gates]
     evidence = signed(build_run(), *runs)
     facts = FACTS.model_copy(update={"census_worse": ()})
     record = ReleaseRecord(

@@ -44,7 +44,7 @@ SERVE = ["serve"]
 LOOK = Path(__file__).resolve().parents[2] / "tooling" / "deploy" / "on_host" / "look.py"
 
 
-def _gpus(count=4, capability="12.0", driver="580.95.05"):
+def _gpus(count: int = 4, capability: str = "12.0", driver: str = "580.95.05") -> HostRecord:
     gpus = tuple(
         GpuFacts(index=number, name="NVIDIA RTX PRO 6000", compute_capability=capability)
         for number in range(count)

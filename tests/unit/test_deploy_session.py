@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,7 +18,7 @@ from tooling.deploy.installing import HostProgram, current_program, install_comm
 from tooling.deploy.inventory import GpuGroup, Host
 from tooling.deploy.request import build_request
 from tooling.deploy.rollout import swap_problems
-from tooling.deploy.session import Event, HostSession, WatchEndedError, operation_failed, read_event
+from tooling.deploy.session import Event, HostSession, Outcome, WatchEndedError, operation_failed, read_event
 from tooling.deploy.view import HostAnswer, history_table, is_well, status_table
 from tooling.errors import InputError
 
@@ -60,7 +61,7 @@ def _say(*lines: str, code: int = 0) -> str:
     return "".join(f"echo {shlex.quote(line)};" for line in lines) + f"exit {code}"
 
 
-def _operate(line: Line) -> tuple[list[str], object]:
+def _operate(line: Line) -> tuple[list[str], Outcome]:
     heard: list[str] = []
     session = HostSession(line, HostProgram(content=b"x"), sleep=lambda _: None)
     outcome = session.operate("numa0", ["deploy"], lambda event: heard.append(event.step))
@@ -172,7 +173,7 @@ def test_the_installed_program_runs(host):
 # --- what serves --------------------------------------------------------------------------------------------
 
 
-def _status(**changes):
+def _status(**changes: Any) -> dict[str, Any]:
     current = {"release": REQUEST.release, "digest": REQUEST.digest, "image": REQUEST.image_id, "generation": 2}
     group = {
         "group": "numa0", "wanted": "running", "current": {**current, **changes.pop("current", {})},

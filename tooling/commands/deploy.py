@@ -36,10 +36,12 @@ from tooling.deploy.channel import Channel
 from tooling.deploy.choose import Overrides, choose, release_image
 from tooling.deploy.export import export
 from tooling.deploy.installing import current_program, install_command
+from tooling.deploy.preflight import assumed
+from tooling.deploy.request import build_request
 from tooling.deploy.resolving import resolve_release
 from tooling.deploy.rollout import Listener, Rollout, Target, prepare, roll_out
 from tooling.deploy.session import HostSession
-from tooling.deploy.transport import host_program, remote_command
+from tooling.deploy.transport import check_can_forward, host_program, remote_command
 from tooling.deploy.view import rollout_table, show
 from tooling.errors import InputError
 from tooling.host.contract import create_argv
@@ -48,8 +50,6 @@ from tooling.sign.keys import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tooling.deploy.session import Event
 
 
 class Via(StrEnum):
@@ -131,6 +131,9 @@ def deploy(
         console.say(f"{found.release.name} is {found.status.value}, {found.digest}")
         if wanted.accepted:
             console.say(f"below qualified: {wanted.accepted}")
+        if via is Via.SSH:
+            for each in chosen.hosts:
+                check_can_forward(each)
         targets: list[Target] = []
         for each in chosen.hosts:
             session = HostSession(Channel(each, ssh_config), program)
@@ -138,10 +141,12 @@ def deploy(
             targets += prepare(wanted, session, groups, chosen.workloads[each.name], HostSession.facts)
             console.say(f"{each.name}: looked at, nothing stands against it")
         if dry_run:
+            if via is Via.SSH:
+                console.say("the image is sent through a port that is chosen at run time, before the deploy")
             _print_plan(targets, ssh_config, as_json=as_json)
             return
         done = roll_out(
-            wanted, targets, Listener(console.say, _listen), source=source if via is Via.SSH else None
+            wanted, targets, Listener(console.say, printer), source=source if via is Via.SSH else None
         )
     _finish(done, as_json=as_json)
 
@@ -181,9 +186,16 @@ def export_command(
         release_image(release, chosen.repository), trust=Trust.load(trust), root=checkout(),
         settings=read_settings(ca_file, plain_http=plain_http), accepted=accept, reason=reason,
     ) as (wanted, _):  # fmt: skip
-        session = HostSession(Channel(only, ssh_config), current_program())
-        targets = prepare(wanted, session, only.groups, chosen.workloads[only.name], HostSession.facts)
-    made = {target.group.name: export(target.request) for target in targets}
+        workload = chosen.workloads[only.name]
+        if host or inventory:
+            session = HostSession(Channel(only, ssh_config), current_program())
+            targets = prepare(wanted, session, only.groups, workload, HostSession.facts)
+            requests = [target.request for target in targets]
+        else:
+            console.say("no host was looked at: driver, GPUs, disk and model are for you to check (see --host)")
+            unseen = assumed(only, wanted.stack, workload.model)
+            requests = [build_request(wanted, only, each, workload, unseen) for each in only.groups]
+    made = {request.group: export(request) for request in requests}
     if as_json:
         console.print_json({name: one.model_dump(mode="json") for name, one in made.items()})
         return
@@ -209,10 +221,6 @@ def _print_plan(targets: Sequence[Target], config: Path | None, *, as_json: bool
         commands.append(remote_command(host, operate, config=config))
         commands.append(create_argv(target.request, 0, target.request.image_id))
     print_commands(commands, as_json=as_json)
-
-
-def _listen(host: str, group: str, event: Event) -> None:
-    printer(host, group)(event)
 
 
 def _finish(done: Rollout, *, as_json: bool) -> None:

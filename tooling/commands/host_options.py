@@ -69,8 +69,16 @@ def ready_session(host: Host, program: HostProgram, config: Path | None) -> Host
 
 
 def printer(host: str, group: str) -> Callable[[Event], None]:
-    """Shows the events of one operation, on stderr."""
-    return lambda event: console.say(progress_line(host, group, event))
+    """Shows the events of one operation, on stderr; what only repeats the last words is left out."""
+    last: list[str] = []
+
+    def show(event: Event) -> None:
+        words = [event.step, event.state, event.message]
+        if words != last:
+            last[:] = words
+            console.say(progress_line(host, group, event))
+
+    return show
 
 
 def print_commands(commands: Sequence[Sequence[str]], *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from tooling.attest.hardware import Device
 from tooling.boot.failure import BootError
 from tooling.boot.platforms import check_command, check_platforms
 from tooling.deploy.faults import HostFault, diagnose
-from tooling.errors import CheckError, ToolkitError
+from tooling.errors import CheckError, InputError, ToolkitError
 from tooling.probe.tables import at_least
 from tooling.records import Record
 from tooling.release.records import Status
@@ -100,6 +100,24 @@ def read_seen(text: str, host: str) -> Seen:
             "the host answers something else than was asked", where=host, details=text.splitlines()[:5],
             fix="let no login script there print to a session without a terminal",
         ) from error  # fmt: skip
+
+
+def assumed(host: Host, stack: Stack, model: Model | None) -> Seen:
+    """A host as it has to be, for those who cannot be looked at."""
+    found = None
+    if model is not None and model.path:
+        found = SeenModel(path=model.path)
+    elif model is not None and host.model_cache is not None:
+        repository = f"{host.model_cache}/hub/models--{model.id.replace('/', '--')}"
+        found = SeenModel(path=f"{repository}/snapshots/{model.revision}", repository=repository)
+    elif model is not None:
+        raise InputError(
+            f"where does the host keep {model.id}?",
+            fix="add --model-cache (its Hugging Face cache) or --model-path",
+        )
+    return Seen(
+        python=PYTHON_MINIMUM, machine=stack.platform.architecture, user=0, engine=SeenEngine(), model=found
+    )
 
 
 def host_problems(host: Host, seen: Seen, model: Model | None) -> list[ToolkitError]:

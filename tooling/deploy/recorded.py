@@ -13,7 +13,7 @@ _END = re.compile(
 )
 _TIMES = re.compile(r"\b(\d+) (?:times|restarts)\b|restart ?count[=: ]+(\d+)", re.IGNORECASE)
 _POLICY = re.compile(r"\b(unless-stopped|always|on-failure)\b")
-_UNIFIED = re.compile(r"\bGB10\b|\bDGX Spark\b|unified memory|GB200|GH200|Grace", re.IGNORECASE)
+_UNIFIED = re.compile(r"\bGB10\b|\bDGX Spark\b|unified memory|GB200|GH200|Jetson", re.IGNORECASE)
 #: A digest, or what stands for one where values were made up, at the end of a line that says whose it is.
 _DIGEST = re.compile(r"sha256:[\w<>-]+")
 _RUNNING = re.compile(r"\bcontainer\b|\brunning\b|\bin use\b", re.IGNORECASE)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from tooling.deploy.faults import HostFault, image_advice
+from tooling.deploy.faults import image_advice
 from tooling.deploy.preflight import gpu_problems, host_problems, image_problems, refuse
 from tooling.deploy.request import Wanted, build_request, serve_words
 from tooling.deploy.sending import send_image
-from tooling.deploy.session import operation_failed
+from tooling.deploy.session import WatchEndedError, operation_failed
+from tooling.errors import ToolkitError
 from tooling.records import Record
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Step(Record):
         message: What is to be said.
         operation: Id on the host; empty when none began.
         exit_code: Of the operation.
+        dark_seconds: From the order to stop the old release to the first answer of the new one.
         bytes_sent: Bytes of layers that this machine sent, where it was the registry.
     """
 
@@ -42,6 +44,7 @@ class Step(Record):
     message: str = ""
     operation: str = ""
     exit_code: int = 0
+    dark_seconds: float | None = None
     bytes_sent: int | None = None
 
 
@@ -96,11 +99,11 @@ class Listener:
 
     Attributes:
         say: One sentence.
-        event: Host, group and event of a host program.
+        events: Of host and group: where the events of the host program go.
     """
 
     say: Callable[[str], None]
-    event: Callable[[str, str, Event], None] = field(default=lambda _host, _group, _event: None)
+    events: Callable[[str, str], Callable[[Event], None]]
 
 
 def prepare(
@@ -176,15 +179,13 @@ def _one(wanted: Wanted, target: Target, listener: Listener, source: Source | No
                 listener.say(f"{name}: WILL NOT SERVE AFTER A REBOOT by itself: {why}")
         if source is not None:
             sent = send_image(target.session.channel, source, wanted.release.digest, listener.say).bytes_sent
-        outcome = target.session.operate(
-            group, ["deploy"], lambda event: listener.event(name, group, event), target.request
-        )
+        outcome = target.session.operate(group, ["deploy"], listener.events(name, group), target.request)
         problems: list[str] = []
         if outcome.exit_code == 0:
             problems = swap_problems(target.session.ask(group, "status"), target.request)
-    except HostFault as error:
-        if error.exit_code != 1:
-            raise
+    except WatchEndedError:
+        raise
+    except ToolkitError as error:
         return Step(host=name, group=group, state="failed", message=str(error), exit_code=1, bytes_sent=sent)
     return _judged(outcome, problems, sent)
 
@@ -219,6 +220,7 @@ def _judged(outcome: Outcome, problems: Sequence[str], sent: int | None) -> Step
     message = "; ".join(problems) if problems else outcome.message
     if outcome.exit_code:
         message = str(operation_failed(outcome))
+    result = outcome.data.get("result")
     return Step(
         host=outcome.host,
         group=outcome.group,
@@ -226,5 +228,6 @@ def _judged(outcome: Outcome, problems: Sequence[str], sent: int | None) -> Step
         message=message,
         operation=outcome.operation,
         exit_code=0 if good else outcome.exit_code or 1,
+        dark_seconds=result.get("dark_seconds") if isinstance(result, dict) else None,
         bytes_sent=sent,
     )

@@ -83,6 +83,15 @@ def remote_command(
     return ["ssh", *options, "--", host.destination, shlex.join(words)]
 
 
+def check_can_forward(host: Host) -> None:
+    """Refuse a host into which no port can be forwarded, before anything is begun there.
+
+    Raises:
+        InputError: It is one.
+    """
+    remote_command(host, ["true"], forward=Forward(there=1, here=1))
+
+
 def host_program(host: Host, program: str, group: str, *words: str) -> list[str]:
     """The host program's command line on the host."""
     return [host.python, program, "--root", host.root, "--group", group, "--json", *words]

@@ -52,12 +52,14 @@ def progress_line(host: str, group: str, event: Event) -> str:
 def rollout_table(rollout: Rollout) -> Table:
     """What came of a deploy."""
     table = Table(title=f"{rollout.release}, {rollout.digest[:_SHORT]}", title_justify="left")
-    for heading in ("host", "group", "state", "operation", "sent", ""):
+    for heading in ("host", "group", "state", "operation", "dark s", "sent", ""):
         table.add_column(heading)
     for step in rollout.steps:
         sent = "" if step.bytes_sent is None else f"{step.bytes_sent} B"
         state = Text(step.state, style=_COLOURS[step.state])
-        table.add_row(step.host, step.group, state, step.operation, sent, Text(step.message.split("\n")[0]))
+        dark = "" if step.dark_seconds is None else f"{step.dark_seconds:.1f}"
+        words = Text(step.message.split("\n")[0])
+        table.add_row(step.host, step.group, state, step.operation, dark, sent, words)
     return table
 
 

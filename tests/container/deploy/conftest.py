@@ -132,14 +132,14 @@ class Box:
         """Status of the one group."""
         (row,) = self.run("status", "--json").json
         (group,) = row["answer"]["groups"]
-        return group
+        return dict(group)
 
     def inspect(self) -> dict[str, Any]:
         """The one container that serves."""
         label = f"label=blackwell-stacks.group={self.group}"
         filters = ["--filter", label, "--filter", "label=blackwell-stacks.role=stack"]
         (found,) = self.engine.docker("ps", "-q", *filters).split()
-        return json.loads(self.engine.docker("inspect", found))[0]
+        return dict(json.loads(self.engine.docker("inspect", found))[0])
 
     def served_version(self) -> str:
         """What the engine itself says, over HTTP."""
@@ -185,7 +185,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Site) -> Iterator
         "groups": [{"name": group, "port": port}],
         "workload": {"model": {"id": "stand-in", "revision": "0123456", "path": str(tmp_path / "model")}},
     }
-    settings = Settings(login=DockerConfig(path=None))
+    settings = Settings(login=DockerConfig(path=tmp_path))
     with Repository(parse_reference(f"{site.registry.host}/test/box{number}"), settings) as repository:
         yield Box(tmp_path, repository, site.shelf, site.engine, site.sshd, group, port, host, [])
     left = site.engine.docker("ps", "-aq", "--filter", f"label=blackwell-stacks.group={group}").split()

@@ -8,9 +8,11 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.container.deploy.test_deploy import shape
 from tests.programs import require_program
+from tooling.cli import app
 
 if TYPE_CHECKING:
     from tests.container.deploy.conftest import Box
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.container
 
 
 def _inspect(box: Box, name: str) -> dict[str, Any]:
-    return json.loads(box.engine.docker("inspect", name))[0]
+    return dict(json.loads(box.engine.docker("inspect", name))[0])
 
 
 def test_every_form_starts_the_same(box: Box):
@@ -31,6 +33,14 @@ def test_every_form_starts_the_same(box: Box):
     forms = box.run("export", release.name, "--json", "--argument=--text=a b").json[box.group]
     box.engine.docker("rm", "-f", box.inspect()["Name"].lstrip("/"))
     _check_unit(box, forms["systemd"])
+    # Without a host to look at it is the same, as long as the host is as it should be.
+    box.host["workload"].pop("environment")
+    image = f"{box.repository.name}:{release.name}"
+    model = ["--model", "stand-in@0123456", "--model-path", str(box.folder / "model"), "--port", str(box.port)]
+    words = ["export", image, "--json", "--trust", str(box.trust), *model]
+    unseen = CliRunner().invoke(app, words)
+    assert unseen.exit_code == 0, unseen.output
+    assert box.repository.name in json.loads(unseen.stdout)["default"]["docker_run"]
 
     environment = box.engine.environment
     subprocess.run(["sh", "-euc", forms["docker_run"]], check=True, env=environment, capture_output=True)
