@@ -51,7 +51,13 @@ class SwapError(ToolkitError):
 
 @dataclass
 class Times:
-    """Seconds of a swap by a clock that nobody can set: from the order to stop to the first answer."""
+    """Seconds of a swap by a clock that nobody can set: from the order to stop to the first answer.
+
+    Attributes:
+        begun: When the old generation was told to stop, or the swap began where none served.
+        drain: Until it had ended.
+        load: From the start of the new one to its first answer.
+    """
 
     begun: float = field(default_factory=time.monotonic)
     drain: float = 0.0
@@ -124,10 +130,11 @@ def _serving_before(host: Host, before: Optional[Current], target: Generation) -
 def _change_over(host: Host, old: Optional[Generation], target: Generation, times: Times) -> dict[str, Any]:
     if old is not None:
         times.drain = take_down(host, old)
+        times.begun = time.monotonic() - times.drain
     at("old-stopped")
     wait_gpus(host, target)
     at("gpus-free")
-    model, times.load = bring_up(host, target)
+    model, times.load = bring_up(host, target, checked=True)
     facts = {"generation": target.number, **times.as_json()}
     check(host, target, model)
     at("answered")
@@ -181,8 +188,13 @@ def wait_gpus(host: Host, generation: Generation) -> None:
     host.events.done("gpus", "the GPUs are free", seconds=round(took, 3))
 
 
-def bring_up(host: Host, generation: Generation) -> tuple[str, float]:
+def bring_up(host: Host, generation: Generation, *, checked: bool = False) -> tuple[str, float]:
     """Start a generation and wait for its first answer.
+
+    Args:
+        host: Where.
+        generation: Which.
+        checked: Its container was held against the record just now; each question costs dark time.
 
     Returns:
         Name of the model, and seconds from start to answer.
@@ -192,7 +204,8 @@ def bring_up(host: Host, generation: Generation) -> tuple[str, float]:
     """
     name, contract = host.name_of(generation), generation.request.contract
     make_cache_directory(generation.request)
-    ensure_container(host, generation)
+    if not checked:
+        ensure_container(host, generation)
     host.events.start("start", f"generation {generation.number} starts")
     began = time.monotonic()
     host.docker.start(name)
