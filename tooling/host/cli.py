@@ -216,7 +216,7 @@ def _reconcile_all(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    names = [options.group] if options.group else list(groups(Path(options.root))) or ["default"]
+    names = [_group(options).name] if options.group else list(groups(Path(options.root))) or ["default"]
     documents = [report.status(_host(Group(Path(options.root), name))) for name in names]
     good = all(
         not one["faults"] and (one["wanted"] != "running" or (one["serving"] and one["ready"]))
