@@ -14,8 +14,8 @@ from tooling.host.request import Requirements
 from tooling.host.state import Generation
 
 TABLE = """\
-0, GPU-aaaaaaaa-0000-0000-0000-000000000000, NVIDIA RTX PRO 6000 Blackwell Server Edition, 580.95.05, 12.0, 4, 97887
-1, GPU-bbbbbbbb-0000-0000-0000-000000000000, NVIDIA RTX PRO 6000 Blackwell Server Edition, 580.95.05, 12.0, [N/A], [N/A]
+0, GPU-aaaaaaaa-0000-0000-0000-000000000000, NVIDIA RTX PRO 6000 Blackwell, 580.95.05, 12.0, 4, 97887
+1, GPU-bbbbbbbb-0000-0000-0000-000000000000, NVIDIA RTX PRO 6000 Blackwell, 580.95.05, 12.0, [N/A], [N/A]
 """
 HERE = gpus.parse_gpus(TABLE)
 

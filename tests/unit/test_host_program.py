@@ -131,8 +131,7 @@ def test_events_are_followed_to_the_result_and_an_early_end_is_said(tmp_path):
     ("said", "meaning"),
     [
         (
-            "Error response from daemon: client version 1.43 is too old. Minimum supported API version is 1.44, "
-            "please upgrade your client to a newer version",
+            "client version 1.43 is too old. Minimum supported API version is 1.44, please upgrade your client",
             "speaks API 1.43 and is too old, the engine's limit is 1.44",
         ),
         (

@@ -67,16 +67,28 @@ class Run:
 
 @dataclass
 class Deck:
-    """What the tests of the host program share."""
+    """What the tests of the host program share.
+
+    Attributes:
+        engine: The host's engine.
+        registry: Where images come from.
+        folder: For state, GPUs and program.
+        base: Have what images are made of.
+        program: The host program's file.
+        gpus: A file for each GPU, and the driver's version.
+        smi: The stand-in for nvidia-smi.
+    """
 
     engine: PrivateEngine
     registry: Server
     folder: Path
+    base: bool = True
     program: Path = field(init=False)
     gpus: Path = field(init=False)
     smi: Path = field(init=False)
 
     def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         self.program = self.folder / "blackwell-host.pyz"
         self.program.write_bytes(bundle())
         self.gpus = self.folder / "gpus"
@@ -87,6 +99,10 @@ class Deck:
             f'#!/bin/sh\nFAKE_GPUS={self.gpus} exec {sys.executable} -S -E {HERE}/fake_nvidia_smi.py "$@"\n'
         )
         self.smi.chmod(0o755)
+        if self.base:
+            self._make_base()
+
+    def _make_base(self) -> None:
         self.engine.docker("import", "-", "bare:1", stdin=python_layer())
         # Compiled once: the containers of a test start at once then.
         once = self.engine.docker(
@@ -101,7 +117,14 @@ class Deck:
         )
 
     def image(
-        self, version: str, *, registry: str = "", tag: str = "", ballast: int = 0, **behaviour: Any
+        self,
+        version: str,
+        *,
+        registry: str = "",
+        tag: str = "",
+        ballast: int = 0,
+        on: Image | None = None,
+        **behaviour: Any,
     ) -> Image:
         """Make a version of the stand-in, push it, and take it off the host again.
 
@@ -110,10 +133,15 @@ class Deck:
             registry: Where to push it to, if not to the deck's own.
             tag: Its tag, if not the version.
             ballast: Bytes that cannot be compressed.
+            on: The image that it is a layer on.
             behaviour: For `/stand-in.json`.
         """
         name = f"{registry or self.registry.host}/stand-in:{tag or version}"
-        made = self.engine.docker("create", BASE, PYTHON)
+        below = BASE
+        if on is not None:
+            self.engine.docker("pull", "--quiet", on.reference)
+            below = on.reference
+        made = self.engine.docker("create", below, PYTHON)
         content = json.dumps({"version": version, **behaviour}).encode()
         files = {"stand-in.json": content, "stand_in.py": (HERE / "stand_in.py").read_bytes()}
         if ballast:
@@ -125,7 +153,7 @@ class Deck:
         self.engine.docker("push", "--quiet", name)
         facts = json.loads(self.engine.docker("image", "inspect", name))[0]
         reference = facts["RepoDigests"][0]
-        self.engine.docker("image", "rm", name)
+        self.engine.docker("image", "rm", name, *([on.reference] if on else []))
         return Image(version, reference, reference.partition("@")[2], facts["Id"])
 
 
@@ -235,6 +263,15 @@ class Line:
         )
         return done.returncode, json.loads(done.stdout)
 
+    def read_code(self, *arguments: str) -> int:
+        """Run a command that prints nothing."""
+        done = subprocess.run(self.argv(*arguments), env=self.environment(), timeout=LIMIT_S, check=False)
+        return done.returncode
+
+    def newest(self) -> int:
+        """The newest generation, failed or not."""
+        return max(int(path.stem) for path in self.state.glob("generations/*.json"))
+
     def deploy(self, image: Image, fault: str = "", **changes: Any) -> Run:
         """Deploy, and follow it."""
         return self.run("deploy", stdin=json.dumps(self.request(image, **changes)), fault=fault)
@@ -253,10 +290,10 @@ class Line:
         child.stdin.close()
         return child
 
-    def version(self) -> str:
-        """The version that answers on the port; empty if nothing does."""
+    def version(self, address: str = "") -> str:
+        """The version that answers, on the published port or elsewhere; empty if nothing does."""
         try:
-            with urlopen(f"http://127.0.0.1:{self.port}/v1/models", timeout=5) as response:
+            with urlopen(f"http://{address or f'127.0.0.1:{self.port}'}/v1/models", timeout=5) as response:
                 return str(json.load(response)["version"])
         except OSError:
             return ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tests.programs import require_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _START_S = 60.0
 _NUMBERS = iter(range(1, 200))
@@ -67,6 +67,18 @@ class PrivateEngine:
                 return
             assert time.monotonic() < end, (self.folder / "log").read_text()[-3000:]
             time.sleep(0.1)
+
+    def restart_daemon(self, while_down: Callable[[], bool]) -> None:
+        """End the daemon in good order and start it again; with live-restore its containers run on.
+
+        Args:
+            while_down: Must hold in between.
+        """
+        assert self._daemon is not None
+        self._daemon.terminate()
+        self._daemon.wait(60)
+        assert while_down()
+        self.start()
 
     def lose_power(self) -> None:
         """SIGKILL for the daemon, its containerd, the shims and every process of a container, in that order."""

@@ -106,7 +106,7 @@ def main() -> None:
     if FAULT == "crash":
         print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
         sys.exit(3)
-    if FAULT == "crash-after-start" and Path("/gpus/break").exists():
+    if FAULT == "breaks" and Path(os.environ["STAND_IN_BREAK"]).exists():
         sys.exit(4)
     server = ThreadingHTTPServer(("0.0.0.0", PORT), Handler)  # noqa: S104
     server.daemon_threads = True
