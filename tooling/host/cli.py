@@ -20,7 +20,8 @@ from tooling.host.host import DEFAULT_ROOT, DONE, FAILED, Host
 from tooling.host.reading import NAME, read_request
 from tooling.host.reconcile import reconcile
 from tooling.host.state import Group, groups
-from tooling.host.swap import CONFIRMED, as_toolkit_error
+from tooling.host.swap import CONFIRMED
+from tooling.host.way_back import as_toolkit_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -225,8 +225,8 @@ def check_disk(docker: Docker, root: Path, request: Request, *, needs_pull: bool
     needed = compressed + unpacked
     if needs_pull and 0 <= free < needed + sizes.margin:
         raise CheckError(
-            f"the pull needs {_gb(needed + sizes.margin)} of free disk (packed and unpacked at once, and a margin), "
-            f"{_gb(free)} are there",
+            f"the pull needs {_gb(needed + sizes.margin)} of free disk (packed and unpacked at once, and a "
+            f"margin), {_gb(free)} are there",
             where=directory,
             fix="free space (docker system df shows who has it), or move the data-root; nothing was pulled",
         )

@@ -13,7 +13,7 @@ from tooling.host.containers import base_url, differences, how_it_ended
 from tooling.host.contract import pin_name
 from tooling.host.request import Sizes
 from tooling.host.state import RUNNING
-from tooling.host.swap import GUARDED
+from tooling.host.steps import GUARDED
 from tooling.host.trust import DIRECTORY
 from tooling.host.unit import UNIT, is_enabled
 

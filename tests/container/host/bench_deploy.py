@@ -1,6 +1,6 @@
 """Dark time and bytes of swaps, one table; run by `nox -s bench-deploy`.
 
-Dark time is taken by a client that asks ten times a second, beside what the host program says of itself. Bytes are
+Dark time is taken by a client that asks all the time, beside what the host program says of itself. Bytes are
 those of the wire between registry and engine.
 """
 
@@ -12,10 +12,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any, Self
 
 from rich.table import Table
 
-from tests.container.host.deck import RUNTIME, Deck, Line, Run
+from tests.container.host.deck import RUNTIME, Deck, Image, Line, Run
 from tests.container.host.private_engine import private_engine
 from tests.container.host.wire import wire
 from tests.container.release.registry_server import install_registry, serve
@@ -38,7 +39,7 @@ class Client:
         self._thread = threading.Thread(target=self._ask)
         self.dark_s = 0.0
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -77,12 +78,13 @@ def main() -> None:
                 seconds = [client.dark_s, *(facts[f"{key}_seconds"] for key in ("drain", "load", "beyond"))]
                 table.add_row(what, *(f"{one:.2f}" for one in seconds), f"{moved:,}", f"{took:.1f}")
 
-            for what, image, changes in (
+            swaps: tuple[tuple[str, Image | None, dict[str, Any]], ...] = (
                 ("first deploy", base, {}),
                 ("patch-only upgrade", patch, {}),
                 ("rollback", None, {}),
                 ("release that crashes", patch, {"contract__environment": {"STAND_IN_FAULT": "crash"}}),
-            ):
+            )
+            for what, image, changes in swaps:
                 before, began = through.moved, time.monotonic()
                 with Client(line) as client:
                     if image is None:
@@ -92,11 +94,10 @@ def main() -> None:
                         run = line.deploy(image, reference=reference, **changes)
                 row(what, run, client, through.moved - before, time.monotonic() - began)
     console.out.print(table)
-    load = os.getloadavg()[0]
-    console.out.print(
-        f"stand-in with 1 s of load on {os.cpu_count()} CPU cores ({platform.machine()}, load average {load:.1f}), no GPU; "
-        f"image with {_BALLAST >> 20} MiB below the patch"
+    machine = (
+        f"{os.cpu_count()} CPU cores ({platform.machine()}, load average {os.getloadavg()[0]:.1f}), no GPU"
     )
+    console.out.print(f"stand-in with 1 s of load on {machine}; {_BALLAST >> 20} MiB of image below the patch")
 
 
 if __name__ == "__main__":

@@ -154,7 +154,10 @@ def private_engine(*options: str, data: Path | None = None) -> Iterator[PrivateE
     number = next(_NUMBERS)
     bridge = f"bs{os.getpid()}x{number}"
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
-    subprocess.run(["ip", "address", "add", f"10.213.{number}.1/24", "dev", bridge], check=True)
+    subprocess.run(
+        ["ip", "address", "add", f"10.213.{(os.getpid() * 5 + number) % 250 + 1}.1/24", "dev", bridge],
+        check=True,
+    )
     subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
     with tempfile.TemporaryDirectory(prefix="bs-", ignore_cleanup_errors=True) as folder:
         engine = PrivateEngine(Path(folder), data or Path(folder, "data"), bridge, options)
