@@ -287,3 +287,10 @@ def wheels(session: nox.Session) -> None:
 def gates(session: nox.Session) -> None:
     """List the arch gates of a stack, a folder or a wheel: nox -s gates -- cu130."""
     _toolkit(session, "gates")
+
+
+@nox.session(name="bench-deploy", default=False)
+def bench_deploy(session: nox.Session) -> None:
+    """Measure dark time and moved bytes of deploy, patch, rollback and a bad release, one table."""
+    _install(session)
+    session.run("python", "-m", "tests.container.host.bench_deploy")

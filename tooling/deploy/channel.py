@@ -103,6 +103,9 @@ class Channel:
                 fix="look at its load and its engine; what serves there is untouched",
             )  # fmt: skip
         finished = Finished(code, "\n".join(out), "\n".join(errors[-_KEPT_ERROR_LINES:]))
+        if self.host.destination and code < 0:
+            # Somebody ended our ssh; what was begun on the host goes on.
+            raise host_fault(self.host.name, code, f"client_loop: send disconnect (ssh ended by signal {-code})")
         if self.host.destination and code == SSH_FAILED:
             raise host_fault(self.host.name, code, finished.err)
         return finished

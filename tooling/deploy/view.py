@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -40,7 +41,8 @@ class HostAnswer(Record):
 
 def show(table: Table) -> None:
     """Print a table: as wide as the terminal, or wide enough for a file."""
-    console.out.print(table, width=None if console.out.is_terminal else _FILE_WIDTH)
+    wide = console.out if console.out.is_terminal else Console(file=console.out.file, width=_FILE_WIDTH)
+    wide.print(table)
 
 
 def progress_line(host: str, group: str, event: Event) -> str:

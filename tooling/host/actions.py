@@ -12,8 +12,10 @@ from tooling.host.contract import LABEL_GROUP, LABEL_ROLE, gpu_options
 from tooling.host.faults import at
 from tooling.host.reconcile import DarkError, needs_settling, reconcile
 from tooling.host.state import RUNNING, STOPPED, Group, groups
-from tooling.host.swap import SwapError, swap, take_down
+from tooling.host.steps import take_down
+from tooling.host.swap import swap
 from tooling.host.trust import verify_records
+from tooling.host.way_back import SwapError
 
 if TYPE_CHECKING:
     from tooling.host.host import Host

@@ -14,20 +14,27 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence
 from tooling.errors import InputError, ToolkitError
 from tooling.host import actions, operation, report, unit
 from tooling.host.docker import Docker
-from tooling.host.events import RESULT, Events
+from tooling.host.events import RESULT, Events, moment
 from tooling.host.gpus import Smi
 from tooling.host.host import DEFAULT_ROOT, DONE, FAILED, Host
-from tooling.host.reading import NAME, parse_request, read_request
+from tooling.host.reading import NAME, read_request
 from tooling.host.reconcile import reconcile
 from tooling.host.state import Group, groups
-from tooling.host.swap import CONFIRMED, as_toolkit_error
+from tooling.host.swap import CONFIRMED
+from tooling.host.way_back import as_toolkit_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    #: Something that an operation does to a host.
+    Deed = Callable[[Host], dict[str, Any]]
+
 #: Version of requests, events and commands; grows when an older operator would be misled.
 PROTOCOL = 1
 _NUMBER = 1 << 30
+_OPERATIONS = ("deploy", "rollback", "start", "stop", "reconcile", "repair")
+#: Their standard output is events, the last of which is the result.
+_FOLLOWED = (*_OPERATIONS, "follow")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,7 +74,6 @@ def parser() -> argparse.ArgumentParser:
     confirming.add_argument("operation")
     confirming.add_argument("--reject", action="store_true", help="take it back instead")
     add("install-unit", "have systemd reconcile at boot").add_argument("--print", action="store_true")
-    commands.add_parser("work").add_argument("operation")
     return top
 
 
@@ -87,7 +93,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         return _run(options)
     except ToolkitError as error:
-        if options.json:
+        if options.json and options.command in _FOLLOWED:
+            facts = {"error": error.as_record(), "exit_code": operation.exit_code(error), "result": None}
+            event = {
+                "time": moment(),
+                "operation": "",
+                "step": RESULT,
+                "state": "failed",
+                "message": error.what,
+            }
+            sys.stdout.write(json.dumps({**event, "data": facts}, ensure_ascii=False) + "\n")
+        elif options.json:
             _print({"error": error.as_record()})
         sys.stderr.write(f"error: {error}\n")
         return operation.exit_code(error)
@@ -102,7 +118,7 @@ def _run(options: argparse.Namespace) -> int:
     command: str = options.command
     if command == "reconcile" and not options.group:
         return _reconcile_all(options)
-    if command in ("deploy", "rollback", "start", "stop", "reconcile", "repair"):
+    if command in _OPERATIONS:
         return _operate(options)
     reading: dict[str, Callable[[argparse.Namespace], int]] = {
         "status": _status,
@@ -114,7 +130,6 @@ def _run(options: argparse.Namespace) -> int:
         ),
         "confirm": _confirm,
         "install-unit": _install_unit,
-        "work": _work,
     }
     return reading[command](options)
 
@@ -132,22 +147,25 @@ def _host(group: Group, events: Optional[Events] = None) -> Host:
 
 def _operate(options: argparse.Namespace) -> int:
     """Start the operation, and follow it as long as somebody looks."""
-    given: dict[str, Any] = {}
-    group = _group(options)
-    if options.command == "deploy":
-        request = read_request(
-            _read(options.request), "standard input" if options.request == "-" else options.request
-        )
+    group, command = _group(options), options.command
+    deed: Deed
+    if command == "deploy":
+        source = "standard input" if options.request == "-" else options.request
+        request = read_request(_read(options.request), source)
         if options.group and options.group != request.group:
             raise InputError(f"the request is for group {request.group}, --group says {options.group}")
         group = Group(group.root, request.group)
-        given = {"request": request.as_json()}
-    elif options.command in ("rollback", "repair"):
-        if not 0 <= options.generation < _NUMBER:
-            raise InputError(f"{options.generation} is no generation", fix="see `history`")
-        given = {"generation": options.generation}
-    begun = operation.begin(group, options.command, given)
-    return _follow(group, begun, options)
+        deed = lambda host: actions.deploy(host, request)  # noqa: E731
+    elif command in ("rollback", "repair"):
+        number = options.generation
+        if not 0 <= number < _NUMBER:
+            raise InputError(f"{number} is no generation", fix="see `history`")
+        act = actions.rollback if command == "rollback" else actions.repair
+        deed = lambda host: act(host, number)  # noqa: E731
+    else:
+        deed = {"start": actions.start, "stop": actions.stop, "reconcile": reconcile}[command]
+    group = Group(group.root.resolve(), group.name)
+    return _follow(group, operation.begin(group, lambda begun: _work(group, command, begun, deed)), options)
 
 
 def _read(path: str) -> str:
@@ -176,23 +194,13 @@ def _follow(group: Group, begun: str, options: argparse.Namespace) -> int:
     return code
 
 
-def _work(options: argparse.Namespace) -> int:
-    """The operation's own process."""
-    group = _group(options)
-    command, given = operation.order(group, options.operation)
-    events = operation.events_of(group, options.operation)
-    events.start("operation", f"{command} (operation {options.operation})", command=command)
+def _work(group: Group, command: str, begun: str, deed: Deed) -> int:
+    """What the operation's own process does."""
+    events = operation.events_of(group, begun)
+    events.start("operation", f"{command} (operation {begun})", command=command)
     host = _host(group, events)
-    deeds: dict[str, Callable[[], dict[str, Any]]] = {
-        "deploy": lambda: actions.deploy(host, parse_request(given["request"])),
-        "rollback": lambda: actions.rollback(host, int(given["generation"])),
-        "start": lambda: actions.start(host),
-        "stop": lambda: actions.stop(host),
-        "reconcile": lambda: reconcile(host),
-        "repair": lambda: actions.repair(host, int(given["generation"])),
-    }
     try:
-        result = actions.run_locked(host, deeds[command], name=command)
+        result = actions.run_locked(host, lambda: deed(host), name=command)
     except Exception as error:  # noqa: BLE001  # whoever follows must hear of it
         return operation.conclude(events, command, None, as_toolkit_error(error))
     return operation.conclude(events, command, result, None)
@@ -209,7 +217,7 @@ def _reconcile_all(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    names = [options.group] if options.group else list(groups(Path(options.root))) or ["default"]
+    names = [_group(options).name] if options.group else list(groups(Path(options.root))) or ["default"]
     documents = [report.status(_host(Group(Path(options.root), name))) for name in names]
     good = all(
         not one["faults"] and (one["wanted"] != "running" or (one["serving"] and one["ready"]))

@@ -36,6 +36,7 @@ class Docker:
 
     def __init__(self, program: str = "docker") -> None:
         self.program = program
+        self._version: Optional[dict[str, Any]] = None
         # A pinned API version switches the client's own negotiation off.
         self._environment = {name: value for name, value in os.environ.items() if name != "DOCKER_API_VERSION"}
 
@@ -73,11 +74,13 @@ class Docker:
         return text
 
     def version(self) -> dict[str, Any]:
-        """Client and engine: `Client` and `Server` with `Version`, `ApiVersion`, `Os`, `Arch`."""
-        versions: dict[str, Any] = json.loads(self.call("version", "--format", "{{json .}}"))
-        if not versions.get("Server"):
-            raise EngineError("no Docker Engine answers", fix="start it (systemctl start docker)")
-        return versions
+        """Client and engine: `Client` and `Server` with `Version`, `ApiVersion`, `Os`, `Arch`; asked once."""
+        if self._version is None:
+            versions: dict[str, Any] = json.loads(self.call("version", "--format", "{{json .}}"))
+            if not versions.get("Server"):
+                raise EngineError("no Docker Engine answers", fix="start it (systemctl start docker)")
+            self._version = versions
+        return self._version
 
     def root(self) -> str:
         """Directory where the engine keeps its images."""
@@ -97,8 +100,14 @@ class Docker:
         """Inspected containers of a group in a role (`stack` or `pin`), running or not."""
         filters = ["--filter", f"label={LABEL_GROUP}={group}", "--filter", f"label={LABEL_ROLE}={role}"]
         ids = self.call("ps", "--all", "--quiet", "--no-trunc", *filters).split()
-        found = [self.inspect(one) for one in ids]
-        return [one for one in found if one is not None]
+        if not ids:
+            return []
+        try:
+            found: list[dict[str, Any]] = json.loads(self.call("inspect", "--type", "container", *ids))
+        except EngineError:
+            # One was removed meanwhile: ask for each.
+            return [there for there in map(self.inspect, ids) if there is not None]
+        return found
 
     def images(self) -> list[dict[str, Any]]:
         """Inspected images."""
@@ -119,8 +128,11 @@ class Docker:
 
     def remove(self, name: str) -> None:
         """Remove a container, running or not; none of this name is as good."""
-        if self.inspect(name) is not None:
+        try:
             self.call("rm", "--force", "--volumes", name)
+        except EngineError as error:
+            if not _NOT_FOUND.search(str(error)):
+                raise
 
     def save_log(self, name: str, path: Path, since: str = "") -> None:
         """Keep a container's log (both streams) of its present run."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 from tooling.errors import BusyError, InputError, ToolkitError
 from tooling.host import files
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Folders of operations that stay.
 KEPT = 100
-_ALIVE, _EVENTS, _ORDER, _LOG = "alive", "events.jsonl", "order.json", "worker.log"
+_ALIVE, _EVENTS, _LOG = "alive", "events.jsonl", "worker.log"
 
 
 def new_operation() -> str:
@@ -41,13 +39,14 @@ def events_of(group: Group, operation: str) -> Events:
     return Events(group.operations / operation / _EVENTS, operation)
 
 
-def begin(group: Group, command: str, arguments: dict[str, Any]) -> str:
-    """Start an operation in a session of its own.
+def begin(group: Group, work: Callable[[str], int]) -> str:
+    """Start an operation in a process and a session of its own.
+
+    The process is a copy of this one: its code is in memory, whatever becomes of the program's file.
 
     Args:
         group: On which group.
-        command: What is done.
-        arguments: As JSON; it lies in the operation's folder, readable by its owner alone.
+        work: What it does, given its id; returns its exit code.
 
     Returns:
         Its id.
@@ -56,32 +55,27 @@ def begin(group: Group, command: str, arguments: dict[str, Any]) -> str:
     operation = new_operation()
     folder = group.operations / operation
     folder.mkdir(mode=0o700)
-    files.write(folder / _ORDER, files.canonical({"command": command, "arguments": arguments}), mode=0o600)
-    argv = [*program(), "--root", str(group.root.resolve()), "--group", group.name, "work", operation]
     alive = os.open(folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        # Locked here and inherited, so that it is never unlocked while the operation lives.
-        fcntl.flock(alive, fcntl.LOCK_EX)
-        os.set_inheritable(alive, True)  # noqa: FBT003
-        with (folder / _LOG).open("wb") as log:
-            subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=(alive,),
-            )
-    finally:
-        os.close(alive)
+    # Locked here and inherited, so that it is never unlocked while the operation lives.
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    log = os.open(folder / _LOG, os.O_WRONLY | os.O_CREAT, 0o600)
+    sys.stdout.flush()
+    if os.fork() == 0:
+        code = 1
+        try:
+            # No terminal and no pipe of the operator's is held: his connection can go.
+            os.setsid()
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
+                os.dup2(ours, theirs)
+            os.chdir("/")
+            code = work(operation)
+        finally:
+            os._exit(code)
+    os.close(log)
+    os.close(alive)
     _forget_old(group)
     return operation
-
-
-def order(group: Group, operation: str) -> tuple[str, dict[str, Any]]:
-    """What an operation is to do."""
-    document = json.loads((_folder(group, operation) / _ORDER).read_bytes())
-    return str(document["command"]), dict(document["arguments"])
 
 
 def is_alive(group: Group, operation: str) -> bool:

@@ -81,7 +81,8 @@ def ensure_pin(docker: Docker, group: str, generation: int, image: str) -> None:
     there = docker.inspect(name)
     if there and there["Image"] == image and there["State"]["Running"]:
         return
-    docker.remove(name)
+    if there:
+        docker.remove(name)
     options = ["--restart", "always", "--env", f"{VISIBLE}=void"]
     run_pause(docker, pin_argv(docker.program, name, image, pin_labels(group, generation), options), name)
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tooling.host.request import Contract, Layer, Request
     from tooling.host.state import Generation
 
-#: Free bytes that stay untouched: the engine's own files, logs, what else lives there.
-MARGIN = 512 << 20
 #: Free bytes that the state needs: a swap must never fail for want of a few kilobytes.
 STATE_BYTES = 8 << 20
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -225,10 +223,10 @@ def check_disk(docker: Docker, root: Path, request: Request, *, needs_pull: bool
         compressed = sum(layer.compressed for layer in missing)
         unpacked = sum(layer.unpacked for layer in missing)
     needed = compressed + unpacked
-    if needs_pull and 0 <= free < needed + MARGIN:
+    if needs_pull and 0 <= free < needed + sizes.margin:
         raise CheckError(
-            f"the pull needs {_gb(needed + MARGIN)} of free disk (packed and unpacked at once, and a margin), "
-            f"{_gb(free)} are there",
+            f"the pull needs {_gb(needed + sizes.margin)} of free disk (packed and unpacked at once, and a "
+            f"margin), {_gb(free)} are there",
             where=directory,
             fix="free space (docker system df shows who has it), or move the data-root; nothing was pulled",
         )

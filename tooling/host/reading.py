@@ -107,7 +107,12 @@ def parse_request(document: Any, source: str = "request") -> Request:
 
 
 def _sizes(fields: Fields) -> Sizes:
-    return Sizes(fields.integer("compressed", 0), fields.integer("unpacked", 0), fields.many("layers", _layer))
+    return Sizes(
+        compressed=fields.integer("compressed", 0),
+        unpacked=fields.integer("unpacked", 0),
+        layers=fields.many("layers", _layer),
+        margin=fields.integer("margin", Sizes.margin),
+    )
 
 
 def _layer(fields: Fields) -> Layer:

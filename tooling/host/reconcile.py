@@ -11,14 +11,8 @@ from tooling.host.containers import base_url, how_it_ended
 from tooling.host.contract import container_name
 from tooling.host.faults import at
 from tooling.host.host import DARK
-from tooling.host.swap import (
-    GUARDED,
-    UNGUARDED,
-    bring_up,
-    finish,
-    take_down,
-    wait_gpus,
-)
+from tooling.host.steps import GUARDED, UNGUARDED, bring_up, take_down, wait_gpus
+from tooling.host.swap import finish
 
 if TYPE_CHECKING:
     from tooling.host.host import Host

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from tooling.errors import ToolkitError
-from tooling.host import gpus, plan, preflight
+from tooling.host import gpus, plan
 from tooling.host.answers import NotYetError, models
 from tooling.host.containers import base_url, differences, how_it_ended
 from tooling.host.contract import pin_name
+from tooling.host.request import Sizes
 from tooling.host.state import RUNNING
-from tooling.host.swap import GUARDED
+from tooling.host.steps import GUARDED
 from tooling.host.trust import DIRECTORY
 from tooling.host.unit import UNIT, is_enabled
 
@@ -222,7 +223,7 @@ def _disk(host: Host) -> Finding:
         return None, f"{directory} is not to be seen from here", "look at the engine's disk"
     free = shutil.disk_usage(directory).free
     seen = f"{free / 1e9:.1f} GB are free in {directory}"
-    return free > preflight.MARGIN, seen, "" if free > preflight.MARGIN else "free space (docker system df)"
+    return free > Sizes.margin, seen, "" if free > Sizes.margin else "free space (docker system df)"
 
 
 def _gpus(host: Host, generation: Generation) -> Finding:

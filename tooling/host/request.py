@@ -26,11 +26,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Size of an image in bytes, whole and by layer (base first; empty: not known)."""
+    """Size of an image in bytes.
+
+    Attributes:
+        compressed: As it travels.
+        unpacked: As it lies on disk.
+        layers: The same by layer, base first; empty: not known, then the whole image counts as missing.
+        margin: Free bytes that stay untouched: the engine's own files, logs, what else lives there.
+    """
 
     compressed: int = 0
     unpacked: int = 0
     layers: tuple[Layer, ...] = ()
+    margin: int = 512 << 20
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.container.deploy.releases import STACK, STACK_FILE, Shelf
-from tests.container.private_engine import PrivateEngine, private_engine
+from tests.container.host.private_engine import PrivateEngine, private_engine
 from tests.container.release.registry_server import Server, install_registry, serve
 from tests.programs import free_port
 from tests.sshd import ALIAS, Sshd, serve_ssh
@@ -83,6 +83,7 @@ class Ended:
 
     @property
     def json(self) -> Any:
+        assert self.out, f"{self.error}\n{self.err}"
         return json.loads(self.out)
 
 

@@ -42,7 +42,7 @@ run:
     interval_seconds: 0.05
 budget: {{build_disk_gb: 1}}
 """
-_STAND_IN = Path(__file__).parents[1] / "stand_in.py"
+_STAND_IN = Path(__file__).parents[1] / "host" / "stand_in.py"
 
 
 def _tar(files: dict[str, bytes]) -> bytes:

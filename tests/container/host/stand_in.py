@@ -1,6 +1,6 @@
-"""A stand-in for an engine: loads for a while, holds its "GPUs", answers, drains; its faults lie in its image.
+"""A stand-in for an engine: loads for a while, holds its "GPUs", answers, drains.
 
-`/stand-in.json` of the image says how it behaves; each image is a version of the stack.
+`/stand-in.json` of its image says which version it is and what is wrong with it; so does `STAND_IN_FAULT`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 IMAGE = json.loads(Path("/stand-in.json").read_text())
-FAULT = IMAGE.get("fault", "")
+FAULT = os.environ.get("STAND_IN_FAULT", IMAGE.get("fault", ""))
 GPUS = Path("/gpus")
 PORT = 8000
 NAN = float("nan")
-streams = threading.Semaphore(0)
 running = threading.Lock()
 open_streams = 0
 
@@ -89,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def hold_gpus() -> list[object]:
     """Lock the file of every GPU that was handed out; somebody else's is a crash, as on real ones."""
-    held = []
+    held: list[object] = []
     for gpu in filter(None, os.environ.get("NVIDIA_VISIBLE_DEVICES", "").replace("void", "").split(",")):
         file = (GPUS / f"gpu{gpu}").open("r+")
         try:
@@ -103,11 +102,11 @@ def hold_gpus() -> list[object]:
 def main() -> None:
     held = hold_gpus()
     print(f"loading version {IMAGE['version']} on {len(held)} GPUs", flush=True)
-    time.sleep(float(IMAGE.get("load_s", 0.3)))
+    time.sleep(30 if FAULT == "slow" else float(IMAGE.get("load_s", 0.3)))
     if FAULT == "crash":
         print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
         sys.exit(3)
-    if FAULT == "crash-after-start" and Path("/gpus/break").exists():
+    if FAULT == "breaks" and Path(os.environ["STAND_IN_BREAK"]).exists():
         sys.exit(4)
     server = ThreadingHTTPServer(("0.0.0.0", PORT), Handler)  # noqa: S104
     server.daemon_threads = True

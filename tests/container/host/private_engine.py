@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tests.programs import require_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _START_S = 60.0
 _NUMBERS = iter(range(1, 200))
@@ -67,6 +67,18 @@ class PrivateEngine:
                 return
             assert time.monotonic() < end, (self.folder / "log").read_text()[-3000:]
             time.sleep(0.1)
+
+    def restart_daemon(self, while_down: Callable[[], bool]) -> None:
+        """End the daemon in good order and start it again; with live-restore its containers run on.
+
+        Args:
+            while_down: Must hold in between.
+        """
+        assert self._daemon is not None
+        self._daemon.terminate()
+        self._daemon.wait(60)
+        assert while_down()
+        self.start()
 
     def lose_power(self) -> None:
         """SIGKILL for the daemon, its containerd, the shims and every process of a container, in that order."""
@@ -129,12 +141,6 @@ def _kill(pid: int) -> None:
         return
 
 
-def _free_subnet() -> int:
-    """A third byte of 10.213.x.0/24 that no other test on this machine uses now."""
-    listed = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, check=True).stdout
-    return next(number for number in range(1, 255) if f"10.213.{number}.1/" not in listed)
-
-
 @contextmanager
 def private_engine(*options: str, data: Path | None = None) -> Iterator[PrivateEngine]:
     """An engine that lives as long as the block.
@@ -148,7 +154,10 @@ def private_engine(*options: str, data: Path | None = None) -> Iterator[PrivateE
     number = next(_NUMBERS)
     bridge = f"bs{os.getpid()}x{number}"
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
-    subprocess.run(["ip", "address", "add", f"10.213.{_free_subnet()}.1/24", "dev", bridge], check=True)
+    subprocess.run(
+        ["ip", "address", "add", f"10.213.{(os.getpid() * 5 + number) % 250 + 1}.1/24", "dev", bridge],
+        check=True,
+    )
     subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
     with tempfile.TemporaryDirectory(prefix="bs-", ignore_cleanup_errors=True) as folder:
         engine = PrivateEngine(Path(folder), data or Path(folder, "data"), bridge, options)
