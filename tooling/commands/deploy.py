@@ -178,7 +178,7 @@ def export_command(
         model=model, model_path=model_path, model_cache=model_cache, gpus=gpus, port=port, bind=bind,
         arguments=tuple(argument or ()), environment_files=tuple(env_file or ()),
     )  # fmt: skip
-    chosen = choose(inventory, host or ["local"], (), given)
+    chosen = choose(inventory, host or ([] if inventory else ["local"]), (), given)
     if len(chosen.hosts) != 1:
         raise InputError("an export is for one host", fix="choose it with --host")
     only = chosen.hosts[0]
