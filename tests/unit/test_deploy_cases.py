@@ -1,4 +1,4 @@
-"""A rollback that brings the image back and nothing else is none: the record against the container, by field."""
+"""A rollback that brings the image back and nothing else is none: record against container, by field."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ KINDS = fault_kinds()
 
 
 def _case(name: str) -> str:
-    return yaml.safe_load((CASES / f"{name}.yaml").read_text())["input"]["text"]
+    return str(yaml.safe_load((CASES / f"{name}.yaml").read_text())["input"]["text"])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.id)

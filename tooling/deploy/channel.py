@@ -105,7 +105,7 @@ class Channel:
         finished = Finished(code, "\n".join(out), "\n".join(errors[-_KEPT_ERROR_LINES:]))
         if self.host.destination and code < 0:
             # Somebody ended our ssh; what was begun on the host goes on.
-            raise host_fault(self.host.name, code, f"client_loop: send disconnect (ssh ended by signal {-code})")
+            raise host_fault(self.host.name, code, f"Broken pipe: ssh ended by signal {-code}")
         if self.host.destination and code == SSH_FAILED:
             raise host_fault(self.host.name, code, finished.err)
         return finished

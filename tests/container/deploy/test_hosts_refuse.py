@@ -55,7 +55,8 @@ def test_what_is_there(box: Box, tmp_path: Path):
     assert getattr(box.run("rollback").error, "fault", "") == "no-python"
 
     # The way in of a user who is in no group: the engine's socket refuses.
-    (tmp_path / "python").write_text('#!/bin/sh\nexec setpriv --reuid 65534 --clear-groups /usr/bin/python3 "$@"\n')
+    nobody = "setpriv --reuid 65534 --clear-groups"
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {nobody} /usr/bin/python3 "$@"\n')
     (tmp_path / "python").chmod(0o755)
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o055)
