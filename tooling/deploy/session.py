@@ -136,6 +136,7 @@ class HostSession:
     channel: Channel
     program: HostProgram
     sleep: Callable[[float], None] = time.sleep
+    _installed: bool = field(default=False, init=False)
 
     @property
     def name(self) -> str:
@@ -197,9 +198,10 @@ class HostSession:
         Raises:
             HostFault: It could not be written, or was damaged on the way.
         """
-        if seen.program_sha256 == self.program.sha256:
+        if self._installed or seen.program_sha256 == self.program.sha256:
             return False
         self.channel.check(install_command(self.channel.host, self.program), self.program.content)
+        self._installed = True
         return True
 
     def ask(self, group: str, *words: str) -> Any:
