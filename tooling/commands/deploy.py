@@ -31,7 +31,7 @@ from tooling.commands.host_options import (
     print_commands,
     printer,
 )
-from tooling.commands.release import AsJson, CaFile, PlainHttp, TrustPath, read_settings
+from tooling.commands.release_options import AsJson, CaFile, PlainHttp, TrustPath, opened, trusted
 from tooling.deploy.channel import Channel
 from tooling.deploy.choose import Overrides, choose, release_image
 from tooling.deploy.export import export
@@ -46,7 +46,6 @@ from tooling.deploy.view import rollout_table, show
 from tooling.errors import InputError
 from tooling.host.contract import create_argv
 from tooling.paths import checkout
-from tooling.sign.keys import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +80,7 @@ def deploy(
     host: Hosts = None,
     inventory: InventoryFile = None,
     group: Groups = None,
-    trust: TrustPath,
+    trust: TrustPath = None,
     model: Model = "",
     model_path: ModelPath = "",
     model_cache: ModelCache = "",
@@ -117,16 +116,18 @@ def deploy(
     )  # fmt: skip
     chosen = choose(inventory, host or (), group or (), given)
     program = current_program()
-    with resolve_release(
-        release_image(release, chosen.repository),
-        trust=Trust.load(trust),
-        root=checkout(),
-        settings=read_settings(ca_file, plain_http=plain_http),
-        bring=via is Via.SSH,
-        accepted=accept,
-        reason=reason,
-        keep=keep,
-    ) as (wanted, source):
+    image, believed = release_image(release, chosen.repository), trusted(trust)
+    with opened(image, ca_file, plain_http=plain_http) as place:
+        wanted = resolve_release(
+            place.source,
+            place.name,
+            trust=believed,
+            root=checkout(),
+            bring=via is Via.SSH,
+            accepted=accept,
+            reason=reason,
+            keep=keep,
+        )
         found = wanted.release
         console.say(f"{found.release.name} is {found.status.value}, {found.digest}")
         if wanted.accepted:
@@ -146,7 +147,7 @@ def deploy(
             _print_plan(targets, ssh_config, as_json=as_json)
             return
         done = roll_out(
-            wanted, targets, Listener(console.say, printer), source=source if via is Via.SSH else None
+            wanted, targets, Listener(console.say, printer), source=place.source if via is Via.SSH else None
         )
     _finish(done, as_json=as_json)
 
@@ -156,7 +157,7 @@ def export_command(
     *,
     host: Hosts = None,
     inventory: InventoryFile = None,
-    trust: TrustPath,
+    trust: TrustPath = None,
     form: Annotated[Form, typer.Option(help="Which form.")] = Form.ALL,
     model: Model = "",
     model_path: ModelPath = "",
@@ -182,10 +183,11 @@ def export_command(
     if len(chosen.hosts) != 1:
         raise InputError("an export is for one host", fix="choose it with --host")
     only = chosen.hosts[0]
-    with resolve_release(
-        release_image(release, chosen.repository), trust=Trust.load(trust), root=checkout(),
-        settings=read_settings(ca_file, plain_http=plain_http), accepted=accept, reason=reason,
-    ) as (wanted, _):  # fmt: skip
+    image, believed = release_image(release, chosen.repository), trusted(trust)
+    with opened(image, ca_file, plain_http=plain_http) as place:
+        wanted = resolve_release(
+            place.source, place.name, trust=believed, root=checkout(), accepted=accept, reason=reason
+        )
         workload = chosen.workloads[only.name]
         if host or inventory:
             session = HostSession(Channel(only, ssh_config), current_program())

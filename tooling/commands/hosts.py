@@ -19,7 +19,7 @@ from tooling.commands.host_options import (
     printer,
     ready_session,
 )
-from tooling.commands.release import AsJson  # noqa: TC001  # typer reads it at run time
+from tooling.commands.release_options import AsJson  # noqa: TC001  # typer reads it at run time
 from tooling.deploy.choose import Overrides, choose
 from tooling.deploy.installing import current_program
 from tooling.deploy.session import operation_failed

@@ -20,12 +20,13 @@ from tooling.deploy.inventory import (
 from tooling.errors import InputError
 from tooling.records import Record
 from tooling.registry.reference import parse_reference
-from tooling.release.locate import LAYOUT_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+#: Places of releases that are no registry by its host.
+_PLACES = ("oci:", "local:")
 #: Hosts of these names are this machine.
 _HERE = frozenset({"local", "localhost"})
 
@@ -193,7 +194,7 @@ def release_image(release: str, repository: str) -> str:
     Raises:
         InputError: A bare name, and no repository is known.
     """
-    if release.startswith(LAYOUT_PREFIX) or "/" in release:
+    if release.startswith(_PLACES) or "/" in release:
         return release
     if not repository:
         raise InputError(
