@@ -198,6 +198,22 @@ def missing_layers(images: Sequence[dict[str, Any]], layers: Sequence[Layer]) ->
     return tuple(layers[longest:])
 
 
+def check_command(entrypoint: Sequence[str], arguments: Sequence[str]) -> None:
+    """The arguments do not begin with the program that the image starts anyway.
+
+    `/bin/bash bash -c ...` makes bash read its own binary as a script: "cannot execute binary file", which
+    looks like a wrong architecture and is none.
+
+    Raises:
+        InputError: They do.
+    """
+    if entrypoint and arguments and Path(entrypoint[-1]).name == Path(arguments[0]).name:
+        raise InputError(
+            f"the arguments repeat the image's entry point: {' '.join(entrypoint)} {arguments[0]} ...",
+            fix=f"leave the leading {arguments[0]!r} out of the arguments",
+        )
+
+
 def check_disk(docker: Docker, root: Path, request: Request, *, needs_pull: bool) -> dict[str, int]:
     """The image fits on the engine's disk, packed and unpacked at once, and the state on its own.
 
@@ -276,4 +292,5 @@ def bring_image(docker: Docker, request: Request, events: Events) -> str:
         )
     here = docker.version()["Server"]
     _same_platform(f"{found['Os']}/{found['Architecture']}", f"{here['Os']}/{here['Arch']}", request.reference)
+    check_command(found["Config"].get("Entrypoint") or [], request.contract.arguments)
     return str(found["Id"])

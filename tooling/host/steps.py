@@ -93,13 +93,16 @@ def wait_gpus(host: Host, generation: Generation) -> None:
     host.events.done("gpus", "the GPUs are free", seconds=round(took, 3))
 
 
-def bring_up(host: Host, generation: Generation, *, checked: bool = False) -> tuple[str, float]:
+def bring_up(
+    host: Host, generation: Generation, *, checked: bool = False, stage: str = ""
+) -> tuple[str, float]:
     """Start a generation and wait for its first answer.
 
     Args:
         host: Where.
         generation: Which.
         checked: Its container was held against the record just now; each question costs dark time.
+        stage: Prefix of its steps, for the crash tests.
 
     Returns:
         Name of the model, and seconds from start to answer.
@@ -114,7 +117,7 @@ def bring_up(host: Host, generation: Generation, *, checked: bool = False) -> tu
     host.events.start("start", f"generation {generation.number} starts")
     began = time.monotonic()
     host.docker.start(name)
-    at("started")
+    at(f"{stage}started")
     with host.docker.watch(name) as watch:
         try:
 
@@ -126,7 +129,7 @@ def bring_up(host: Host, generation: Generation, *, checked: bool = False) -> tu
             watch.kill()
     took = time.monotonic() - began
     host.events.done("ready", f"generation {generation.number} answers", model=model, seconds=round(took, 3))
-    at("ready")
+    at(f"{stage}ready")
     return model, took
 
 
