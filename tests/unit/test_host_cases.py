@@ -129,7 +129,7 @@ class Refusing(Docker):
         self.called.append(arguments[0])
         if arguments[0] == "stop":
             raise explain("stop", self.said)
-        return '[{"State": {"Running": true, "ExitCode": 0}}]'
+        return '[{"State": {"Running": true, "Restarting": false, "ExitCode": 0}}]'
 
 
 def test_pid1_zombie_on_restart(tmp_path):

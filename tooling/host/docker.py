@@ -120,7 +120,7 @@ class Docker:
 
     def stop(self, name: str, grace_s: int) -> None:
         """Stop a container: SIGTERM, and SIGKILL after the grace."""
-        self.call("stop", "--time", str(grace_s), name, limit_s=grace_s + _LIMIT_S)
+        self.call("stop", "-t", str(grace_s), name, limit_s=grace_s + _LIMIT_S)
 
     def restart_policy(self, name: str, policy: str) -> None:
         """Change what happens when a container ends by itself."""

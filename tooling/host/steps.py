@@ -11,6 +11,7 @@ from tooling.host import gpus
 from tooling.host.answers import check_answers, wait_ready
 from tooling.host.containers import base_url, ensure_container, how_it_ended
 from tooling.host.faults import at
+from tooling.host.host import is_up
 from tooling.host.preflight import make_cache_directory
 
 if TYPE_CHECKING:
@@ -56,10 +57,14 @@ def take_down(host: Host, generation: Generation) -> float:
         EngineError: It still runs.
     """
     name, grace = host.name_of(generation), generation.request.contract.stop_grace_seconds
-    if host.docker.inspect(name) is None:
+    before = host.docker.inspect(name)
+    if before is None:
         return 0.0
+    # Also of one that does not run: the engine would start it at the next boot.
     host.docker.restart_policy(name, UNGUARDED)
     at("unguarded")
+    if not is_up(before):
+        return 0.0
     host.events.start("stop", f"generation {generation.number} drains, for {grace} s at most")
     began = time.monotonic()
     host.docker.stop(name, grace)
