@@ -48,13 +48,8 @@ def _same_platform(image: str, here: str, where: str) -> None:
         )
 
 
-def check_gpus(smi: gpus.Smi, request: Request, own: Sequence[str]) -> list[gpus.Gpu]:
-    """GPUs, driver and architecture are as the release needs them, and nobody else is on them.
-
-    Args:
-        smi: Who is asked.
-        request: What is wanted.
-        own: Ids of the group's running containers.
+def check_gpus(smi: gpus.Smi, request: Request) -> list[gpus.Gpu]:
+    """GPUs, driver and architecture are as the release needs them.
 
     Raises:
         CheckError: They are not.
@@ -70,14 +65,27 @@ def check_gpus(smi: gpus.Smi, request: Request, own: Sequence[str]) -> list[gpus
             details=lacks,
             fix="upgrade the driver, or choose a release for this host; the running stack is untouched",
         )
-    held = gpus.foreign(smi.holders(), here, own)
+    return list(here)
+
+
+def check_strangers(smi: gpus.Smi, here: Sequence[gpus.Gpu], own: Sequence[str]) -> None:
+    """Nobody but our own containers is on some GPUs.
+
+    Args:
+        smi: Who is asked.
+        here: The GPUs.
+        own: Ids of the group's running containers.
+
+    Raises:
+        CheckError: Somebody is.
+    """
+    held = gpus.foreign(smi.holders(), here, own) if here else []
     if held:
         raise CheckError(
             f"GPUs are held by process {', '.join(str(one.pid) for one in held)}, which is not ours",
             details=gpus.describe(held),
             fix="end that process yourself if it is yours to end; nothing was stopped or killed",
         )
-    return list(here)
 
 
 def check_disjoint(here: Sequence[gpus.Gpu], request: Request, others: Sequence[Generation]) -> None:

@@ -167,7 +167,8 @@ def test_a_stranger_on_the_gpu_is_named_and_left_alone(served: Line, v2: Image):
     served.assert_right("v1")
 
 
-def test_what_the_host_lacks_is_said_before_the_outage(served: Line, v2: Image):
+def test_what_the_host_lacks_is_said_before_the_outage(served: Line):
+    never = served.deck.image("never")
     started = served.inspect()["State"]["StartedAt"]
     for changes, seen in (
         ({"requirements": {"driver_minimum": "999.1", "target": "sm_120"}}, "older than 999.1"),
@@ -179,10 +180,10 @@ def test_what_the_host_lacks_is_said_before_the_outage(served: Line, v2: Image):
         ({"contract__ports": [{"address": "127.0.0.1", "host": registry_port(served.deck), "container": 8000}]},
          "cannot be published"),
         ({"image_id": "sha256:" + "0" * 64}, "the image here is"),
-        ({"pull": "present", **no_such_image(v2)}, "without a registry"),
-        (no_such_image(v2), "no such image"),
+        ({"pull": "present", **no_such_image(never)}, "without a registry"),
+        (no_such_image(never), "no such image"),
     ):  # fmt: skip
-        run = served.deploy(v2, **changes)
+        run = served.deploy(never, **changes)
         assert run.code in (1, 2), run.said
         assert seen in run.said
         assert served.actions()[-1] == "refused"
