@@ -96,6 +96,11 @@ for _stack in STACKS:
             "Boot the image of {} and run its gates; `-- --device cpu` where no GPU is.",
             "verify-stack",
         ),
+        (
+            "release",
+            "Build, push, gate, sign and release {}; the first command to try is the cpu stack's.",
+            "release",
+        ),
         ("patches", "Show the state of each patch of {}; `-- --against VERSION` for another one.", "patches"),
         ("probe", "Try what the GPUs of this host really do in the image of {}.", "probe"),
         ("lock", "Resolve {} again and write its locks (wheels and base packages).", "lock"),

@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -69,6 +71,37 @@ def test_the_dockerfile_goes_from_slow_to_fast_and_pulls_nothing():
     )
     assert 'a="x \\"y\\" \\$z"' in text
     assert "\nUSER engine\n" in text
+
+
+def test_layers_are_pruned_in_the_step_that_installs_them():
+    pruned = STACK.model_copy(update={"prune": True})
+    text = render_dockerfile(pruned, BASE, ADDED, ROOT / "images", {}, ca=False)
+    assert text.count("source=prune,target=/run/build/prune") == len(STACK.layers)
+    whole = STACK.model_copy(update={"prune": False})
+    assert "build/prune" not in render_dockerfile(whole, BASE, ADDED, ROOT / "images", {}, ca=False)
+
+
+def test_the_pruner_keeps_what_the_stack_is_for(tmp_path):
+    pruned = STACK.model_copy(update={"prune": True})
+    gather(pruned, LOCK, assign_layers(STACK, LOCK), ADDED, images=ROOT / "images", context=tmp_path, epoch=1)
+    assert json.loads((tmp_path / "prune" / "policy.json").read_text())["targets"] == ["12.0", "12.1"]
+    assert json.loads((tmp_path / "expected.json").read_text())["pruned"] == "/opt/stack/share/prune.json"
+    program = tmp_path / "prune" / "prune.py"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            program,
+            tmp_path / "prune" / "policy.json",
+            tmp_path / "layers",
+            tmp_path / "r.json",
+        ],
+        env={"EPOCH": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout)["pruned"] == 0, "a layer without device code is no error"
 
 
 def test_without_a_ca_bundle_none_is_mounted():

@@ -16,6 +16,7 @@ from tooling.build.patching import package_directory, plan_files, put_applier, p
 from tooling.census.architecture import parse_architecture, runs_on
 from tooling.census.rules import Expectation
 from tooling.lock.lockfile import pin_lines
+from tooling.prune.run import build_input, package_files
 from tooling.records import sha256_of, sha256_of_file
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tooling.census.rules import CensusRules
     from tooling.lock.lockfile import Lock, LockedWheel
     from tooling.patches.overlay import Plan
+    from tooling.prune.records import PruneRules
     from tooling.stack.model import Stack
 
 #: Libraries that the checks inside the image use; bound in during the build, never part of the image.
@@ -151,15 +153,29 @@ def gather(
         shutil.copytree(package_directory(library), context / "checks" / "site" / library, ignore=ignored)
     if added.plans:
         put_applier(added.plans, context)
+    if stack.prune_rules is not None:
+        _put_pruner(stack, stack.prune_rules, images, context)
     expected = {
         "packages": {wheel.name: wheel.version for wheel in lock.wheels},
         "cuda": stack.cuda,
         "targets": list(stack.targets.required),
         "allow": [allowance.finding for allowance in stack.allow],
+        "pruned": f"{SHARE}/prune.json" if stack.prune_rules is not None else "",
     }
     for name, document in (("expected.json", expected), ("stack.json", stack_document(stack, added))):
         (context / name).write_text(json.dumps(document, indent=1, sort_keys=True), encoding="utf-8")
     return _settle(context, epoch)
+
+
+def _put_pruner(stack: Stack, rules: PruneRules, images: Path, context: Path) -> None:
+    """The pruner and what it keeps; the layers bind it, so that a change in it makes them again."""
+    folder = context / "prune"
+    for name, content in package_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    shutil.copy2(images / "prune" / "prune.py", folder / "prune.py")
+    targets = (*stack.targets.required, *stack.targets.optional)
+    (folder / "policy.json").write_bytes(build_input(targets, rules))
 
 
 def _settle(context: Path, epoch: int) -> dict[str, str]:
@@ -217,6 +233,7 @@ def render_dockerfile(
         kernels=stack.kernels,
         kernel_plans=own,
         jobs=stack.budget.compile_jobs,
+        prune=stack.prune_rules is not None,
     )
 
 

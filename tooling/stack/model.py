@@ -8,7 +8,10 @@ from typing import Annotated, Literal
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tooling.attest.hardware import Device
+from tooling.prune.records import PruneRules
 from tooling.records import Record, sha256_of
+from tooling.release.records import ReleasePolicy
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
 Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
@@ -241,9 +244,10 @@ class Stack(Record):
         allow: Known findings in the image.
         patches: Patch series, in order.
         kernels: Kernel modules compiled into the image.
+        prune: Device code that no target runs leaves the libraries; `true`, or the rules on single files.
         serve: How it serves.
         environment: Variables of the image.
-        gates: Gates that a release needs.
+        release: What a release needs; without it the stack is never released.
         budget: What a build may cost.
     """
 
@@ -259,9 +263,10 @@ class Stack(Record):
     allow: tuple[Allowance, ...] = ()
     patches: tuple[PatchSeries, ...] = ()
     kernels: Kernels | None = None
+    prune: PruneRules | bool = False
     serve: Serve
     environment: dict[str, str] = Field(default_factory=dict)
-    gates: tuple[str, ...] = ()
+    release: ReleasePolicy | None = None
     budget: Budget
 
     @field_validator("environment")
@@ -276,13 +281,33 @@ class Stack(Record):
     def _consistent(self) -> Stack:
         if bool(self.targets.required) != (self.cuda is not None):
             raise ValueError("cuda and targets.required belong together: give both or none")
+        if self.prune_rules is not None and not self.targets.required:
+            raise ValueError("prune needs targets: without one nothing says which device code is kept")
         for layer in self.layers[:-1]:
             if not layer.packages:
                 raise ValueError(f"layer {layer.name!r} lists no packages: only the last layer takes the rest")
         if self.layers[-1].packages:
             raise ValueError(f"the last layer {self.layers[-1].name!r} takes the rest and lists no packages")
         self._check_kernels()
+        self._check_release()
         return self
+
+    @property
+    def prune_rules(self) -> PruneRules | None:
+        """What is said about pruning; None for an image that keeps all device code."""
+        return PruneRules() if self.prune is True else self.prune or None
+
+    def _check_release(self) -> None:
+        """A release of a GPU stack rests on GPUs that it is for."""
+        if self.release is None:
+            return
+        device = Device.CUDA if self.cuda else Device.CPU
+        if self.release.device is not device:
+            raise ValueError(f"release.device is {self.release.device}, this stack computes on {device}")
+        served = {f"sm_{capability.replace('.', '')}" for capability in self.release.compute_capabilities}
+        strange = served - {target.rstrip("af") for target in (*self.targets.required, *self.targets.optional)}
+        if strange:
+            raise ValueError(f"release.compute_capabilities: {', '.join(sorted(strange))} is none of targets")
 
     def _check_kernels(self) -> None:
         """One architecture for what is compiled in and what the engine asks for."""
@@ -303,6 +328,11 @@ class Stack(Record):
     def requirements(self) -> tuple[str, ...]:
         """Everything that the lock is resolved from (PEP 508)."""
         return (f"{self.engine.package}=={self.engine.version}", *self.lock.requirements)
+
+    @property
+    def image_sha256(self) -> str:
+        """Hash of all that the declaration says of the image; what a release needs changes no image."""
+        return sha256_of(self.model_dump(mode="json", exclude={"release"}))
 
     @property
     def lock_request_sha256(self) -> str:

@@ -101,7 +101,7 @@ def run_throughput(
     lookup = None
     if baselines is not None:
         lookup = find_baseline(baselines, host_fingerprint(), measured.model, baseline_pins(measured, pins))
-    broken = tuple(f"{check.name}: {check.seen}" for check in found if check.verdict is not Verdict.PASS)
+    broken = tuple(f"{check.name} is {check.verdict}" for check in found if check.verdict is not Verdict.PASS)
     found += judge_regression(
         measured,
         broken=broken,
