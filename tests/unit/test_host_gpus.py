@@ -74,9 +74,10 @@ class FakeSmi(gpus.Smi):
 def test_a_stranger_on_the_gpus_is_named_before_anything_stops():
     own = FakeSmi([Holder(HERE[0].uuid, os.getpid(), "python")])
     with pytest.raises(CheckError, match=f"process {os.getpid()}, which is not ours"):
-        preflight.check_gpus(own, request(), ["f" * 64])
+        preflight.check_strangers(own, preflight.check_gpus(own, request()), ["f" * 64])
     elsewhere = FakeSmi([Holder("GPU-other", os.getpid(), "python")])
-    assert preflight.check_gpus(elsewhere, request(), []) == list(elsewhere.gpus())
+    assert preflight.check_gpus(elsewhere, request()) == list(elsewhere.gpus())
+    preflight.check_strangers(elsewhere, elsewhere.gpus(), [])
 
 
 def test_a_gpu_that_stays_held_is_refused_by_process_or_by_memory():

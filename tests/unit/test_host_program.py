@@ -95,7 +95,6 @@ def _run(tmp_path, *arguments: str, stdin: str = "") -> subprocess.CompletedProc
         (["--group", "other", "deploy"], json.dumps(document()), "the request is for group default"),
         (["--group", "../x", "status"], "", "no name of a group"),
         (["rollback", "-3"], "", ""),
-        (["reconcile"], "", "nothing was ever deployed"),
         (["follow"], "", "there was no operation"),
         (["follow", "../../etc"], "", "there is no operation"),
         (["confirm", "nobody"], "", "does not run any more"),
@@ -106,6 +105,12 @@ def test_wrong_input_is_one_message_and_exit_code_2(tmp_path, arguments, stdin, 
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_boot_of_an_unused_host_is_no_failure(tmp_path):
+    done = _run(tmp_path, "reconcile")
+    assert done.returncode == 0
+    assert "nothing was ever deployed here" in done.stderr
 
 
 def test_an_error_of_a_followed_command_is_its_last_event(tmp_path):

@@ -177,9 +177,10 @@ def _check_host(host: Host, request: Request, current: int) -> None:
         host.events.progress(
             "preflight", f"the engine was {before.engine} at the last swap and is {version} now"
         )
-    here = preflight.check_gpus(host.smi, request, host.running_ids())
+    here = preflight.check_gpus(host.smi, request)
     others = [name for name in groups(host.group.root) if name != host.group.name]
     preflight.check_disjoint(here, request, [one for one in map(_current_of, _states(host, others)) if one])
+    preflight.check_strangers(host.smi, here, host.running_ids())
     preflight.check_files(request)
     running = current and host.is_serving(current)
     preflight.check_ports(

@@ -210,7 +210,9 @@ def _reconcile_all(options: argparse.Namespace) -> int:
     """All groups at once: a boot must not load one model after the other."""
     names = list(groups(Path(options.root)))
     if not names:
-        raise InputError("nothing was ever deployed here", where=options.root, fix="deploy a release first")
+        # At the first boot of a host that is not in use yet this is right, and no failure of the unit.
+        sys.stderr.write(f"nothing was ever deployed here ({options.root}): nothing is to run\n")
+        return DONE
     base = [*operation.program(), "--root", options.root, *(["--json"] if options.json else [])]
     children = [subprocess.Popen([*base, "--group", name, "reconcile"]) for name in names]
     return max(child.wait() for child in children)

@@ -34,7 +34,8 @@ def ensure_container(host: Host, generation: Generation) -> bool:
             "create", f"{name} is not as recorded and is made again", was=differences(there, generation)
         )
         host.docker.remove(name)
-    argv = create_argv(generation.request, generation.number, generation.image)
+    image = find_image(host.docker, generation)
+    argv = create_argv(generation.request, generation.number, image or generation.image)
     host.docker.call(*argv[1:])
     made = host.docker.inspect(name)
     wrong = differences(made, generation) if made else ["it is not there"]
@@ -48,6 +49,20 @@ def ensure_container(host: Host, generation: Generation) -> bool:
     return True
 
 
+def names_of(generation: Generation) -> tuple[str, str, str]:
+    """Content ids of a generation's image.
+
+    Engines name an image by its configuration or by its manifest, and one that changes its store changes that.
+    """
+    return generation.image, generation.request.image_id, generation.request.digest
+
+
+def find_image(docker: Docker, generation: Generation) -> str:
+    """Content id of a generation's image on this host; empty if it is gone."""
+    found = (docker.inspect(name, "image") for name in names_of(generation))
+    return next((str(one["Id"]) for one in found if one is not None), "")
+
+
 def differences(inspected: dict[str, Any], generation: Generation) -> list[str]:
     """What a container has otherwise than its generation's record, one line a field."""
     contract = generation.request.contract
@@ -55,8 +70,9 @@ def differences(inspected: dict[str, Any], generation: Generation) -> list[str]:
     environment = set(config["Env"] or ())
     labels = {**contract.labels, **generation_labels(generation.request, generation.number)}
     has_labels = config["Labels"] or {}
+    same_image = inspected["Image"] in names_of(generation)
     pairs: list[tuple[str, Any, Any]] = [
-        ("image", generation.image, inspected["Image"]),
+        ("image", generation.image, generation.image if same_image else inspected["Image"]),
         (
             "environment",
             [],

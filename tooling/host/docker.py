@@ -38,7 +38,7 @@ class Docker:
         self.program = program
         self._version: Optional[dict[str, Any]] = None
         # A pinned API version switches the client's own negotiation off.
-        self._environment = {name: value for name, value in os.environ.items() if name != "DOCKER_API_VERSION"}
+        self.environment = {name: value for name, value in os.environ.items() if name != "DOCKER_API_VERSION"}
 
     def call(self, *arguments: str, stdin: Optional[bytes] = None, limit_s: float = _LIMIT_S) -> str:
         """Run one command to its end.
@@ -54,7 +54,7 @@ class Docker:
                 capture_output=True,
                 timeout=limit_s,
                 check=False,
-                env=self._environment,
+                env=self.environment,
             )
         except FileNotFoundError as error:
             raise EngineError(
@@ -120,7 +120,7 @@ class Docker:
 
     def stop(self, name: str, grace_s: int) -> None:
         """Stop a container: SIGTERM, and SIGKILL after the grace."""
-        self.call("stop", "--time", str(grace_s), name, limit_s=grace_s + _LIMIT_S)
+        self.call("stop", "-t", str(grace_s), name, limit_s=grace_s + _LIMIT_S)
 
     def restart_policy(self, name: str, policy: str) -> None:
         """Change what happens when a container ends by itself."""
@@ -145,7 +145,7 @@ class Docker:
                 stderr=subprocess.STDOUT,
                 timeout=_LIMIT_S,
                 check=False,
-                env=self._environment,
+                env=self.environment,
             )
 
     def watch(self, name: str) -> subprocess.Popen[bytes]:
@@ -155,7 +155,7 @@ class Docker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=self._environment,
+            env=self.environment,
         )
 
     def pull(self, reference: str, on_progress: Callable[[PullProgress], None]) -> None:
@@ -172,7 +172,7 @@ class Docker:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env=self._environment,
+            env=self.environment,
         ) as child:
             assert child.stdout is not None  # noqa: S101  # PIPE was asked for
             tail: list[str] = []

@@ -53,7 +53,8 @@ class Host:
     def is_serving(self, generation: int) -> bool:
         """Whether the container of a generation runs."""
         there = self.docker.inspect(container_name(self.group.name, generation))
-        return there is not None and is_up(there)
+        # One that a policy starts again and again does not serve.
+        return there is not None and is_up(there) and not there["State"].get("Restarting")
 
     def is_pinned(self, generation: int) -> bool:
         """Whether the pin of a generation runs."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tooling.errors import EngineError
 from tooling.host import plan
+from tooling.host.containers import find_image
 from tooling.host.contract import LABEL_GENERATION, container_name, pin_name
 from tooling.host.pin import ensure_pin
 
@@ -30,7 +31,7 @@ def apply_keep_rule(host: Host, current: Current, keep: int) -> None:
     generations = {number: host.group.generation(number) for number in numbers}
     for number in kept:
         if number in current.served:
-            ensure_pin(host.docker, host.group.name, number, generations[number].image)
+            _pin(host, generations[number])
     there = {
         int(one["Config"]["Labels"][LABEL_GENERATION])
         for role in ("stack", "pin")
@@ -44,6 +45,17 @@ def apply_keep_rule(host: Host, current: Current, keep: int) -> None:
             host.docker.remove(container_name(host.group.name, number))
             if number in generations and generations[number].image not in needed:
                 _remove_image(host, generations[number])
+
+
+def _pin(host: Host, generation: Generation) -> None:
+    """Pin a kept generation; one whose image an earlier keep rule gave up would be pulled for a rollback."""
+    image = find_image(host.docker, generation)
+    if image:
+        ensure_pin(host.docker, host.group.name, generation.number, image)
+    else:
+        host.events.progress(
+            "keep", f"the image of generation {generation.number} is not on this host any more"
+        )
 
 
 def _remove_image(host: Host, generation: Generation) -> None:

@@ -48,13 +48,8 @@ def _same_platform(image: str, here: str, where: str) -> None:
         )
 
 
-def check_gpus(smi: gpus.Smi, request: Request, own: Sequence[str]) -> list[gpus.Gpu]:
-    """GPUs, driver and architecture are as the release needs them, and nobody else is on them.
-
-    Args:
-        smi: Who is asked.
-        request: What is wanted.
-        own: Ids of the group's running containers.
+def check_gpus(smi: gpus.Smi, request: Request) -> list[gpus.Gpu]:
+    """GPUs, driver and architecture are as the release needs them.
 
     Raises:
         CheckError: They are not.
@@ -70,14 +65,27 @@ def check_gpus(smi: gpus.Smi, request: Request, own: Sequence[str]) -> list[gpus
             details=lacks,
             fix="upgrade the driver, or choose a release for this host; the running stack is untouched",
         )
-    held = gpus.foreign(smi.holders(), here, own)
+    return list(here)
+
+
+def check_strangers(smi: gpus.Smi, here: Sequence[gpus.Gpu], own: Sequence[str]) -> None:
+    """Nobody but our own containers is on some GPUs.
+
+    Args:
+        smi: Who is asked.
+        here: The GPUs.
+        own: Ids of the group's running containers.
+
+    Raises:
+        CheckError: Somebody is.
+    """
+    held = gpus.foreign(smi.holders(), here, own) if here else []
     if held:
         raise CheckError(
             f"GPUs are held by process {', '.join(str(one.pid) for one in held)}, which is not ours",
             details=gpus.describe(held),
             fix="end that process yourself if it is yours to end; nothing was stopped or killed",
         )
-    return list(here)
 
 
 def check_disjoint(here: Sequence[gpus.Gpu], request: Request, others: Sequence[Generation]) -> None:
@@ -198,6 +206,22 @@ def missing_layers(images: Sequence[dict[str, Any]], layers: Sequence[Layer]) ->
     return tuple(layers[longest:])
 
 
+def check_command(entrypoint: Sequence[str], arguments: Sequence[str]) -> None:
+    """The arguments do not begin with the program that the image starts anyway.
+
+    `/bin/bash bash -c ...` makes bash read its own binary as a script: "cannot execute binary file", which
+    looks like a wrong architecture and is none.
+
+    Raises:
+        InputError: They do.
+    """
+    if entrypoint and arguments and Path(entrypoint[-1]).name == Path(arguments[0]).name:
+        raise InputError(
+            f"the arguments repeat the image's entry point: {' '.join(entrypoint)} {arguments[0]} ...",
+            fix=f"leave the leading {arguments[0]!r} out of the arguments",
+        )
+
+
 def check_disk(docker: Docker, root: Path, request: Request, *, needs_pull: bool) -> dict[str, int]:
     """The image fits on the engine's disk, packed and unpacked at once, and the state on its own.
 
@@ -276,4 +300,5 @@ def bring_image(docker: Docker, request: Request, events: Events) -> str:
         )
     here = docker.version()["Server"]
     _same_platform(f"{found['Os']}/{found['Architecture']}", f"{here['Os']}/{here['Arch']}", request.reference)
+    check_command(found["Config"].get("Entrypoint") or [], request.contract.arguments)
     return str(found["Id"])

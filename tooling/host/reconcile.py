@@ -111,8 +111,7 @@ def _start(host: Host, generation: Generation) -> Optional[ToolkitError]:
     try:
         take_down(host, generation)
         wait_gpus(host, generation)
-        bring_up(host, generation)
-        at("reconcile-ready")
+        bring_up(host, generation, stage="reconcile-")
         host.docker.restart_policy(host.name_of(generation), GUARDED)
     except ToolkitError as error:
         host.events.failed("start", error, tries=host.group.tries(generation.number))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from tooling.errors import ToolkitError
 from tooling.host import gpus, plan
 from tooling.host.answers import NotYetError, models
-from tooling.host.containers import base_url, differences, how_it_ended
+from tooling.host.containers import base_url, differences, find_image, how_it_ended
 from tooling.host.contract import pin_name
 from tooling.host.request import Sizes
 from tooling.host.state import RUNNING
@@ -116,7 +116,7 @@ def _earlier(host: Host, current: Current, number: int) -> dict[str, Any]:
 
 def image_present(host: Host, generation: Generation) -> bool:
     """Whether a rollback to it needs no network."""
-    return host.docker.inspect(generation.image, "image") is not None
+    return bool(find_image(host.docker, generation))
 
 
 def doctor(host: Host) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from tooling.host import gpus
 from tooling.host.answers import check_answers, wait_ready
 from tooling.host.containers import base_url, ensure_container, how_it_ended
 from tooling.host.faults import at
+from tooling.host.host import is_up
 from tooling.host.preflight import make_cache_directory
 
 if TYPE_CHECKING:
@@ -56,10 +57,14 @@ def take_down(host: Host, generation: Generation) -> float:
         EngineError: It still runs.
     """
     name, grace = host.name_of(generation), generation.request.contract.stop_grace_seconds
-    if host.docker.inspect(name) is None:
+    before = host.docker.inspect(name)
+    if before is None:
         return 0.0
+    # Also of one that does not run: the engine would start it at the next boot.
     host.docker.restart_policy(name, UNGUARDED)
     at("unguarded")
+    if not is_up(before):
+        return 0.0
     host.events.start("stop", f"generation {generation.number} drains, for {grace} s at most")
     began = time.monotonic()
     host.docker.stop(name, grace)
@@ -93,13 +98,16 @@ def wait_gpus(host: Host, generation: Generation) -> None:
     host.events.done("gpus", "the GPUs are free", seconds=round(took, 3))
 
 
-def bring_up(host: Host, generation: Generation, *, checked: bool = False) -> tuple[str, float]:
+def bring_up(
+    host: Host, generation: Generation, *, checked: bool = False, stage: str = ""
+) -> tuple[str, float]:
     """Start a generation and wait for its first answer.
 
     Args:
         host: Where.
         generation: Which.
         checked: Its container was held against the record just now; each question costs dark time.
+        stage: Prefix of its steps, for the crash tests.
 
     Returns:
         Name of the model, and seconds from start to answer.
@@ -114,7 +122,7 @@ def bring_up(host: Host, generation: Generation, *, checked: bool = False) -> tu
     host.events.start("start", f"generation {generation.number} starts")
     began = time.monotonic()
     host.docker.start(name)
-    at("started")
+    at(f"{stage}started")
     with host.docker.watch(name) as watch:
         try:
 
@@ -126,7 +134,7 @@ def bring_up(host: Host, generation: Generation, *, checked: bool = False) -> tu
             watch.kill()
     took = time.monotonic() - began
     host.events.done("ready", f"generation {generation.number} answers", model=model, seconds=round(took, 3))
-    at("ready")
+    at(f"{stage}ready")
     return model, took
 
 

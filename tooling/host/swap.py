@@ -85,6 +85,9 @@ def _change_over(host: Host, old: Optional[Generation], target: Generation, time
     if old is not None:
         times.drain = take_down(host, old)
         times.begun = time.monotonic() - times.drain
+    else:
+        # Nothing that serves is lost; one that crashes and is started again and again must end first.
+        take_down(host, target)
     at("old-stopped")
     wait_gpus(host, target)
     at("gpus-free")

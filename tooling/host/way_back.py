@@ -78,14 +78,13 @@ def _return_to(host: Host, old: Optional[Generation]) -> None:
         host.events.start("return", f"back to generation {old.number}")
         try:
             wait_gpus(host, old)
-            bring_up(host, old)
+            bring_up(host, old, stage="revert-")
             host.docker.restart_policy(host.name_of(old), GUARDED)
         except ToolkitError as error:
             last = error
             host.events.failed("return", error)
         else:
             host.events.done("return", f"generation {old.number} serves again")
-            at("revert-ready")
             return
     if last is not None:
         raise last

@@ -184,6 +184,7 @@ class Line:
         self.port = free_port()
         self.root = root or deck.folder / "root"
         self.state = self.root / "groups" / group
+        self.before: set[str] = set()
         (deck.gpus / f"gpu{gpu}").touch()
 
     def request(self, image: Image, **changes: Any) -> dict[str, Any]:
@@ -278,6 +279,7 @@ class Line:
 
     def deploy_in_background(self, image: Image, **changes: Any) -> subprocess.Popen[str]:
         """Deploy, and do not wait."""
+        self.before = {path.name for path in self.state.glob("operations/*")}
         child = subprocess.Popen(
             self.argv("deploy"),
             stdin=subprocess.PIPE,
@@ -338,10 +340,11 @@ class Line:
             self.deck.engine.docker("rm", "--force", "--volumes", *ids.split())
 
     def await_step(self, step: str, state: str = "start") -> dict[str, Any]:
-        """Wait until the newest operation reaches a step."""
+        """Wait until the newest operation (of those in the background) reaches a step."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
-            folders = sorted(self.state.glob("operations/*"), key=os.path.getmtime)
+            new = (path for path in self.state.glob("operations/*") if path.name not in self.before)
+            folders = sorted(new, key=os.path.getmtime)
             path = folders[-1] / "events.jsonl" if folders else None
             for line in path.read_text().splitlines() if path is not None and path.exists() else ():
                 event: dict[str, Any] = json.loads(line)

@@ -91,3 +91,14 @@ def test_the_way_back_and_the_reconciliation_die_too(deck: Deck, lines: list[Lin
     reconcile_all(some)
     for line in some:
         line.assert_right(before[line.group])
+
+
+def test_the_engine_dies_under_the_living_program(deck: Deck, served: Line, v2: Image):
+    with served.deploy_in_background(v2, contract__environment={"STAND_IN_FAULT": "slow"}) as operator:
+        served.await_step("start")
+        deck.engine.lose_power()
+        # It says that nothing serves, which is true, and does not hang.
+        assert operator.wait() == 4
+    deck.engine.start()
+    assert served.run("reconcile").code == 0
+    served.assert_right("v1")
