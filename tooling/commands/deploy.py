@@ -46,6 +46,7 @@ from tooling.deploy.view import rollout_table, show
 from tooling.errors import InputError
 from tooling.host.contract import create_argv
 from tooling.paths import checkout
+from tooling.registry.reference import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,6 +136,8 @@ def deploy(
         if via is Via.SSH:
             for each in chosen.hosts:
                 check_can_forward(each)
+        elif is_loopback(wanted.reference.partition("/")[0]) and any(one.destination for one in chosen.hosts):
+            console.say("the registry is on this machine's loopback: hosts will look on theirs; see --via ssh")
         targets: list[Target] = []
         for each in chosen.hosts:
             session = HostSession(Channel(each, ssh_config), program)
