@@ -150,6 +150,36 @@ def promote(session: nox.Session) -> None:
     _toolkit(session, "promote")
 
 
+@nox.session(default=False)
+def deploy(session: nox.Session) -> None:
+    """Bring a release onto GPU hosts: `-- RELEASE --host user@host --trust KEYS --model ID@REVISION`."""
+    _toolkit(session, "deploy")
+
+
+@nox.session(default=False)
+def rollback(session: nox.Session) -> None:
+    """Bring back what a host served before, or a generation of its history: `-- [GENERATION] --host ...`."""
+    _toolkit(session, "rollback")
+
+
+@nox.session(default=False)
+def status(session: nox.Session) -> None:
+    """Show what hosts serve, one table: `-- --host user@host` or `-- --inventory hosts.yaml`."""
+    _toolkit(session, "status")
+
+
+@nox.session(default=False)
+def history(session: nox.Session) -> None:
+    """Show what hosts served and tried: `-- --host user@host` or `-- --inventory hosts.yaml`."""
+    _toolkit(session, "history")
+
+
+@nox.session(default=False)
+def export(session: nox.Session) -> None:
+    """Print docker run, compose, systemd unit and quadlet of a release: `-- RELEASE --trust KEYS ...`."""
+    _toolkit(session, "export")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and types."""
@@ -270,3 +300,10 @@ def wheels(session: nox.Session) -> None:
 def gates(session: nox.Session) -> None:
     """List the arch gates of a stack, a folder or a wheel: nox -s gates -- cu130."""
     _toolkit(session, "gates")
+
+
+@nox.session(name="bench-deploy", default=False)
+def bench_deploy(session: nox.Session) -> None:
+    """Measure dark time and moved bytes of deploy, patch, rollback and a bad release, one table."""
+    _install(session)
+    session.run("python", "-m", "tests.container.host.bench_deploy")

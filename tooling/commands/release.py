@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path  # noqa: TC003  # typer reads it at run time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -18,7 +18,6 @@ from tooling.commands.release_options import (
     Image,
     KeyFile,
     PassphraseFile,
-    Place,
     PlainHttp,
     TrustPath,
     Waivers,
@@ -32,7 +31,8 @@ from tooling.errors import CheckError, InputError
 from tooling.registry.access import probe_access
 from tooling.registry.layout import Layout, export_layout, import_layout
 from tooling.registry.repository import Repository
-from tooling.release.channels import promote, resolve
+from tooling.release.channels import promote
+from tooling.release.locate import release_or_digest
 from tooling.release.names import parse_release_name
 from tooling.release.publish import ReleaseRequest, release
 from tooling.release.records import ReleaseFacts, ReleasePolicy, Waiver
@@ -40,9 +40,6 @@ from tooling.release.show import checklist, list_table, summary
 from tooling.release.verify import list_releases, verify
 from tooling.sign.keys import SigningKey, write_key_pair
 from tooling.sign.passphrase import read_passphrase
-
-if TYPE_CHECKING:
-    from tooling.sign.keys import Trust
 
 
 def register(app: typer.Typer) -> None:
@@ -155,7 +152,7 @@ def show_command(
     with opened(image, ca_file, plain_http=plain_http) as place:
         found = verify(
             place.source,
-            _resolved(place, believed),
+            release_or_digest(place.source, place.name, believed),
             believed,
             now=datetime.now(UTC),
             allow_expired_waivers=True,
@@ -185,7 +182,7 @@ def verify_command(
     with opened(image, ca_file, plain_http=plain_http) as place:
         found = verify(
             place.source,
-            _resolved(place, believed),
+            release_or_digest(place.source, place.name, believed),
             believed,
             now=datetime.now(UTC),
             policy=own,
@@ -238,7 +235,7 @@ def export_layout_command(
     reference = reference_of(image)
     believed = trusted(trust)
     with Repository(reference, settings(ca_file, plain_http=plain_http)) as repository:
-        name = _resolved(Place(repository, reference.tag or reference.digest), believed)
+        name = release_or_digest(repository, reference.tag or reference.digest, believed)
         found = verify(repository, name, believed, now=datetime.now(UTC), allow_expired_waivers=True)
         layout = export_layout(repository, repository.manifest(found.digest), found.release.name, directory)
     _tell_copied(found.release.name, found.digest, layout.name, as_json=as_json)
@@ -281,15 +278,6 @@ def registry_access_command(
     console.out.print(Text(f"{report.image}: {report.diagnosis}"))
     if not report.engine_can_pull:
         raise CheckError(report.diagnosis, where=report.image, fix=report.advice)
-
-
-def _resolved(place: Place, trust: Trust) -> str:
-    """What to verify: a release or digest as it is, a channel by its signed log, never by its tag alone."""
-    if not place.name:
-        raise InputError("which release is meant?", where=place.source.name, fix="add a tag, see `releases`")
-    if place.name.startswith("sha256:") or parse_release_name(place.name):
-        return place.name
-    return resolve(place.source, place.name, trust).entry.release
 
 
 def _tell_copied(name: str, digest: str, where: str, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from tooling.attest.hardware import Device
 from tooling.prune.records import PruneRules
 from tooling.records import Record, sha256_of
 from tooling.release.records import ReleasePolicy
+from tooling.stack.run import Run, looks_secret
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
 Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
@@ -246,6 +247,7 @@ class Stack(Record):
         kernels: Kernel modules compiled into the image.
         prune: Device code that no target runs leaves the libraries; `true`, or the rules on single files.
         serve: How it serves.
+        run: How it is run on a host.
         environment: Variables of the image.
         release: What a release needs; without it the stack is never released.
         budget: What a build may cost.
@@ -265,6 +267,7 @@ class Stack(Record):
     kernels: Kernels | None = None
     prune: PruneRules | bool = False
     serve: Serve
+    run: Run = Run()
     environment: dict[str, str] = Field(default_factory=dict)
     release: ReleasePolicy | None = None
     budget: Budget
@@ -273,7 +276,7 @@ class Stack(Record):
     @classmethod
     def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "APIKEY", "API_KEY")):
+            if looks_secret(name):
                 raise ValueError(f"{name} looks like a secret: an image is readable by everybody who pulls it")
         return value
 
@@ -281,6 +284,8 @@ class Stack(Record):
     def _consistent(self) -> Stack:
         if bool(self.targets.required) != (self.cuda is not None):
             raise ValueError("cuda and targets.required belong together: give both or none")
+        if bool(self.run.gpus) != (self.cuda is not None):
+            raise ValueError("run.gpus is at least 1 for a stack with CUDA, and 0 for one without")
         if self.prune_rules is not None and not self.targets.required:
             raise ValueError("prune needs targets: without one nothing says which device code is kept")
         for layer in self.layers[:-1]:
