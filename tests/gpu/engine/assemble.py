@@ -1,4 +1,4 @@
-"""Assemble the engine's environment for a GPU machine without network: `python -m tests.gpu.engine.assemble OUT`.
+"""Assemble an engine for a GPU machine without network: `python -m tests.gpu.engine.assemble OUT`.
 
 Wheels by hash, without what the machine has and what the engine does not import, without device code for other
 GPUs, packed into parts that are small enough for one transfer each. `--lock` resolves the wheels anew.
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 import yaml
 from pydantic import Field
@@ -48,7 +48,7 @@ class Excluded(Record):
 
 
 class Facts(Record):
-    """`facts.yaml`: the engine, its environment and what is left out of it."""
+    """`facts.yaml`: the engine, its environment, what is left out of it, and how it is started."""
 
     engine: dict[str, str]
     python: str
@@ -60,6 +60,9 @@ class Facts(Record):
     exclude: tuple[Excluded, ...]
     stubs: dict[str, tuple[str, ...]]
     drop: tuple[str, ...]
+    serve: dict[str, str | int | float]
+    switches: tuple[str, ...]
+    environment: dict[str, str]
 
 
 class Assembled(Record):
@@ -168,7 +171,16 @@ def add_load_client(folder: Path, facts: Facts, scratch: Path) -> None:
 def prune(site: Path, keep: str) -> int:
     """Cut device code for other GPUs away; returns the bytes that went."""
     report = site.parent / "pruned.json"
-    command = [sys.executable, "-m", "tooling.prune.inplace", "--keep", keep, "--report", str(report), str(site)]
+    command = [
+        sys.executable,
+        "-m",
+        "tooling.prune.inplace",
+        "--keep",
+        keep,
+        "--report",
+        str(report),
+        str(site),
+    ]
     run(command, env={"PYTHONPATH": str(ROOT)})
     totals = yaml.safe_load(report.read_text(encoding="utf-8"))["totals"]
     return int(totals["bytes_removed"]) + int(totals["bytes_zeroed"])
@@ -192,7 +204,7 @@ def pack(folder: Path, out: Path, part_bytes: int) -> list[Path]:
     parts: list[Path] = []
     with (
         subprocess.Popen(["tar", "-C", str(folder), *order, "-c", SITE, CACHE], stdout=subprocess.PIPE) as tar,
-        subprocess.Popen(["xz", "-9e", "-T1"], stdin=tar.stdout, stdout=subprocess.PIPE) as xz,
+        subprocess.Popen(["xz", "-6", "-T0"], stdin=tar.stdout, stdout=subprocess.PIPE) as xz,
     ):
         assert tar.stdout is not None and xz.stdout is not None  # noqa: PT018  # both are pipes
         tar.stdout.close()
@@ -203,7 +215,7 @@ def pack(folder: Path, out: Path, part_bytes: int) -> list[Path]:
     return parts
 
 
-def _one_part(stream: BinaryIO, path: Path, size: int) -> Path | None:
+def _one_part(stream: IO[bytes], path: Path, size: int) -> Path | None:
     """Copy at most so many bytes to a file; None at the end of the stream."""
     left = size
     with path.open("wb") as file:
@@ -265,7 +277,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=ROOT / ".h200")
     parser.add_argument("--lock", action="store_true", help="resolve the wheels again, and stop")
-    parser.add_argument("--present", type=Path, default=MACHINE, help="names of what the machine has, one a line")
+    parser.add_argument(
+        "--present", type=Path, default=MACHINE, help="names of what the machine has, one a line"
+    )
     options = parser.parse_args()
     facts = load_facts()
     if options.lock:

@@ -69,7 +69,7 @@ def dispatch_gate(
             Check(
                 name="dispatch-features",
                 verdict=Verdict.INCONCLUSIVE,
-                seen="nothing that was requested has kernels that are known by name, so the trace proves nothing",
+                seen="no kernel names are known of what was requested, so the trace proves nothing",
             )
         )
     unproved = sorted({row.feature for row in rows} - {row.feature for row in provable})
@@ -115,8 +115,9 @@ def _ran(trace: Trace) -> Check:
 
 def _feature(row: FeatureRow) -> Check:
     fine = row.allowed and row.state is not FeatureState.ACTIVE
+    permitted = ", which the stack allows" if fine else ""
     return Check(
         name=f"dispatch-{row.feature}",
         verdict=Verdict.PASS if fine else _VERDICTS[row.state],
-        seen=f"{row.state}{', which the stack allows' if fine else ''}: {row.reason} (asked for by {row.requested})",
+        seen=f"{row.state}{permitted}: {row.reason} (asked for by {row.requested})",
     )

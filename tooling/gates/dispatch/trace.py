@@ -1,6 +1,6 @@
-"""A profiler's trace: which kernels ran how often, and by which calls of the CUDA runtime they were launched.
+"""A profiler's trace: which kernels ran how often, and which calls of the CUDA runtime launched them.
 
-The trace is the Chrome trace format as `torch.profiler` (Kineto, over CUPTI) writes it: complete events (`ph: X`)
+The trace is the Chrome trace format as `torch.profiler` (Kineto, over CUPTI) writes it: complete events
 whose category is `kernel` for code on the GPU and `cuda_runtime` or `cuda_driver` for calls of the host.
 """
 
@@ -11,6 +11,8 @@ import json
 import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from tooling.errors import InputError
 from tooling.records import Record
@@ -48,7 +50,7 @@ class Trace(Record):
     """
 
     kernels: tuple[Kernel, ...] = ()
-    calls: dict[str, int] = {}
+    calls: dict[str, int] = Field(default_factory=dict)
     files: int = 0
 
     @property

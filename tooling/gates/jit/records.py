@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from tooling.records import Record
 
 
@@ -69,4 +71,4 @@ class JitObservation(Record):
     seconds: dict[Phase, float]
     compilers: tuple[CompilerRun, ...] = ()
     changes: tuple[CacheChange, ...] = ()
-    caches: dict[str, str] = {}
+    caches: dict[str, str] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The gate `jit`: a kernel that is compiled while requests wait is a pause of seconds to minutes, or a crash."""
+"""The gate `jit`: a kernel that is compiled while requests wait is a pause of up to minutes, or a crash."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LEAST_LOOKS = 20
 _LARGEST_GAP_S = 2.0
 _SHOWN = 8
 _MISSED = (
-    "compilers inside the engine's own process (NVRTC, LLVM) show in the caches only; one that ends between two "
-    "looks, likewise"
+    "compilers inside the engine's own process (NVRTC, LLVM) show in the caches only; "
+    "one that ends between two looks, likewise"
 )
 
 
@@ -108,7 +108,9 @@ def _sentence(observation: JitObservation, phase: Phase) -> str:
 def _lines(observation: JitObservation, phase: Phase) -> tuple[str, ...]:
     programs = Counter(run.program for run in observation.compilers if run.phase is phase)
     lines = [f"{count} x {program}" for program, count in programs.most_common(_SHOWN)]
-    for change in observation.changes:
-        if change.phase is phase:
-            lines.append(f"{change.cache}: {change.files} files, {change.bytes} bytes, e.g. {change.examples[0]}")
+    lines += [
+        f"{change.cache}: {change.files} files, {change.bytes} bytes, e.g. {change.examples[0]}"
+        for change in observation.changes
+        if change.phase is phase
+    ]
     return tuple(lines)

@@ -164,10 +164,18 @@ class JitWatch:
         self._thread = threading.Thread(target=self._loop, name="jit-watch", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more, and compare the caches a last time."""
         self._stop.set()
         self._thread.join()
         self._turn(self._phase)
