@@ -265,6 +265,7 @@ def assemble(out: Path, facts: Facts, present: Sequence[str]) -> Assembled:
     (out / "assembled.json").write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
     sums = "".join(f"{digest}  {name}\n" for name, digest in record.parts.items())
     (out / "sha256sums").write_text(sums, encoding="utf-8")
+    shutil.rmtree(work)
     return record
 
 

@@ -45,10 +45,18 @@ while time.monotonic() < end:
     torch.cuda._sleep(200_000_000)
     torch.cuda.synchronize()
 """
-#: Takes the GPU's memory in plain allocations and keeps it.
+#: Takes the GPU's memory in plain allocations, all but half a GiB, and keeps it.
 HOLD = """
-import sys, time, torch
-kept = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(int(sys.argv[1]))]
+import time, torch
+kept = []
+for size in (1 << 30, 1 << 27):
+    try:
+        while True:
+            kept.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError:
+        pass
+del kept[-4:]
+torch.cuda.empty_cache()
 print("holding", flush=True)
 time.sleep(600)
 """
@@ -68,9 +76,10 @@ def prepare(context: Context, found: Findings) -> None:
     """Start everything that this part needs, side by side; the warm engine is watched from its first moment."""
     started = now()
     fleet = context.fleet
+    filled = any((context.work / "homes" / A[0]).rglob("*"))
     fleet.start(Spec(name=WARM, home=A[0]))
     warm = fleet[WARM]
-    watch = JitWatch(warm.process.pid, cache_folders(warm.environment), boot_id=WARM, warm=True)
+    watch = JitWatch(warm.process.pid, cache_folders(warm.environment), boot_id=WARM, warm=filled)
     watch.start()
     try:
         fleet.start(
@@ -111,6 +120,7 @@ def prepare(context: Context, found: Findings) -> None:
         f"{run.at_s} s {run.phase}: {run.program} {run.target}" for run in observation.compilers[:40]
     ]
     verdict = found.gates["jit-warm"].verdict
+    found.expect("its caches were filled before", filled, filled)
     found.expect("a warm boot compiles nothing", verdict is Verdict.PASS, failures(found.gates["jit-warm"]))
 
 
@@ -221,11 +231,12 @@ def flashinfer(context: Context, found: Findings) -> None:
 
 def held(context: Context, found: Findings) -> None:
     """Another process holds the GPU's memory: the engine must not come up, and the log must say why."""
-    helper = context.fleet.helper(HOLD, str(int(free_gib()) - 2))
+    helper = context.fleet.helper(HOLD)
     try:
         assert helper.stdout is not None
         if helper.stdout.readline().strip() != b"holding":
             raise ToolkitError("the memory could not be taken", fix="see its messages")
+        found.figures["free while it is held, GiB"] = round(free_gib(), 2)
         context.fleet.start(Spec(name="held", home="shared"))
         code = context.fleet["held"].wait_for_end(90)
     finally:

@@ -83,7 +83,9 @@ def environment(home: Path, site: Path, before: Sequence[str] = ()) -> dict[str,
     """Variables of an engine: its own home, the carried packages first."""
     path = os.pathsep.join([*before, str(site)])
     inductor = {"TORCHINDUCTOR_CACHE_DIR": str(home / "inductor")}
-    return {**os.environ, **load_facts().environment, **inductor, "HOME": str(home), "PYTHONPATH": path}
+    # Our own cache is no place for the engine's.
+    mine = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
+    return {**mine, **load_facts().environment, **inductor, "HOME": str(home), "PYTHONPATH": path}
 
 
 class Engine:

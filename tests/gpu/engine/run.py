@@ -45,6 +45,8 @@ STAGES: dict[str, tuple[Callable[[Context, Findings], None], float, bool]] = {
     "flashinfer": (faults.flashinfer, 60, False),
     "held": (faults.held, 30, False),
 }
+#: A later run on such a machine starts warm with these: `--caches`.
+CACHES = "caches.tar.xz"
 LIMITATIONS = (
     "an H200 is compute capability 9.0: nothing here speaks for SM120",
     "the model has 0.7 M parameters: launches, not arithmetic, decide its speed",
@@ -129,10 +131,14 @@ class Run:
 
 
 def keep_logs(context: Context) -> None:
-    """The engines' logs and traces, compressed."""
+    """The engines' logs, the traces and the first engine's compile caches, compressed."""
     with tarfile.open(context.out / "logs.tar.xz", "w:xz", preset=1) as archive:
         for path in (*context.fleet.logs(), *sorted((context.work / "traces").glob("*"))):
             archive.add(path, arcname=path.name)
+    home = context.work / "homes" / stages.A[0]
+    if home.is_dir():
+        with tarfile.open(context.out / CACHES, "w:xz", preset=1) as archive:
+            archive.add(home, arcname=home.name)
 
 
 def _options() -> argparse.Namespace:
@@ -141,6 +147,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for records, logs and traces")
     parser.add_argument("--work", type=Path, default=Path("/tmp/engine-run"), help="folder for the rest")  # noqa: S108
     parser.add_argument("--assembled", type=Path, help="assembled.json of what was carried")
+    parser.add_argument("--caches", type=Path, help=f"{CACHES} of an earlier run")
     parser.add_argument("--stages", default=",".join(STAGES), help="by name, comma-separated, in order")
     parser.add_argument("--budget-s", type=float, default=540, help="seconds for everything")
     parser.add_argument(
@@ -159,6 +166,9 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
     environment = Assembled.model_validate_json(options.assembled.read_bytes()) if options.assembled else None
+    if options.caches:
+        with tarfile.open(options.caches) as archive:
+            archive.extractall(options.work / "homes", filter="data")
     plans = REHEARSAL_PLANS if options.rehearse else GPU_PLANS
     fleet = Fleet(options.work, options.site.resolve(), rehearsal=options.rehearse)
     context = Context(fleet=fleet, out=options.out, work=options.work, plans=plans)
