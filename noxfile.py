@@ -188,7 +188,7 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(name="gpu-engine", default=False)
 def gpu_engine(session: nox.Session) -> None:
-    """Run the gate chain on a real engine on this machine's GPU: `-- [--stages boot,healthy]`; needs its torch."""
+    """Run the gate chain on a real engine on this machine's GPU: `-- [--stages boot,healthy]`."""
     _install(session)
     carried = ROOT / ".h200"
     if not (carried / "assembled.json").is_file():

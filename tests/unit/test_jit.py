@@ -17,7 +17,7 @@ from tooling.gates.records import Verdict
 if TYPE_CHECKING:
     from pathlib import Path
 
-PTXAS = CompilerRun(program="ptxas", phase=Phase.SERVING, at_s=9.0, target="/tmp/k.ptx")
+PTXAS = CompilerRun(program="ptxas", phase=Phase.SERVING, at_s=9.0, target="k.ptx")
 CUBIN = CacheChange(cache="triton", phase=Phase.SERVING, files=2, bytes=99, examples=("a/k.cubin",))
 
 

@@ -85,7 +85,7 @@ def greedy(url: str) -> list[dict[str, Any]]:
 
 
 def difference(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> tuple[bool, float]:
-    """Whether the texts are equal, and how far log-probabilities are apart at most; infinite for other lengths."""
+    """Whether the texts are equal, and how far log-probabilities are apart at most; lengths must agree, too."""
     texts = [entry["text"] for entry in one] == [entry["text"] for entry in other]
     pairs = [(left["logprobs"], right["logprobs"]) for left, right in zip(one, other, strict=True)]
     if any(len(left) != len(right) or not left for left, right in pairs):
