@@ -204,7 +204,7 @@ def pack(folder: Path, out: Path, part_bytes: int) -> list[Path]:
     parts: list[Path] = []
     with (
         subprocess.Popen(["tar", "-C", str(folder), *order, "-c", SITE, CACHE], stdout=subprocess.PIPE) as tar,
-        subprocess.Popen(["xz", "-6", "-T0"], stdin=tar.stdout, stdout=subprocess.PIPE) as xz,
+        subprocess.Popen(["xz", "-3", "-T0"], stdin=tar.stdout, stdout=subprocess.PIPE) as xz,
     ):
         assert tar.stdout is not None and xz.stdout is not None  # noqa: PT018  # both are pipes
         tar.stdout.close()
