@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import yaml
 from pydantic import Field
@@ -22,7 +22,7 @@ from uv import find_uv_bin
 from tooling import console
 from tooling.errors import CheckError, CommandError
 from tooling.gates.throughput.extension import client_pin, install_command, verified, wanted_extension
-from tooling.records import Record, now, sha256_of_file
+from tooling.records import Record, now, sha256_of, sha256_of_file
 from tooling.runner import run
 
 if TYPE_CHECKING:
@@ -36,8 +36,11 @@ PART_NAME = "environment.tar.xz"
 #: Where the load client is looked for below the carried folder, used as XDG_CACHE_HOME there.
 CACHE = "cache"
 SITE = "site"
+#: Compressed groups of earlier runs.
+STREAMS = ROOT / "build" / "gpu-engine-streams"
+#: Bytes from which a package is a group of its own.
+_OWN_GROUP = 4 << 20
 _BLOCK = re.compile(r"\n(?=[A-Za-z0-9])")
-_COPY = 1 << 20
 
 
 class Excluded(Record):
@@ -195,37 +198,74 @@ def strip(site: Path) -> None:
 
 
 def pack(folder: Path, out: Path, part_bytes: int) -> list[Path]:
-    """The folder as one compressed archive in parts.
+    """The folder as one archive in parts: the compressed archives of its groups, one after another.
+
+    Args:
+        folder: With `SITE` and `CACHE`.
+        out: Folder for the parts.
+        part_bytes: Size of a part at most.
+    """
+    groups = grouped(folder)
+    streams = []
+    for number, group in enumerate(groups, 1):
+        console.say(f"packing {number}/{len(groups)}: {group[0]} ...")
+        streams.append(compressed(folder, group))
+    return split(streams, out, part_bytes)
+
+
+def grouped(folder: Path) -> list[list[str]]:
+    """Paths below the folder that are compressed together: large packages alone, the small ones as one."""
+    small, large = [CACHE], []
+    for path in sorted((folder / SITE).iterdir()):
+        name = f"{SITE}/{path.name}"
+        if path.is_dir() and _size(path) > _OWN_GROUP:
+            large.append([name])
+        else:
+            small.append(name)
+    return [*large, small]
+
+
+def compressed(folder: Path, group: Sequence[str]) -> Path:
+    """The archive of a group, from an earlier run if its files are the same: compressing takes minutes.
 
     Raises:
         CommandError: tar or xz failed.
     """
+    files = (path for name in group for path in ([folder / name] if (folder / name).is_file() else
+             sorted((folder / name).rglob("*"))) if path.is_file())  # fmt: skip
+    key = sha256_of([(str(path.relative_to(folder)), sha256_of_file(path)) for path in files])
+    kept = STREAMS / f"{key[:32]}.tar.xz"
+    if kept.is_file():
+        return kept
+    STREAMS.mkdir(parents=True, exist_ok=True)
+    draft = kept.with_suffix(".new")
     order = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]
-    parts: list[Path] = []
     with (
-        subprocess.Popen(["tar", "-C", str(folder), *order, "-c", SITE, CACHE], stdout=subprocess.PIPE) as tar,
-        subprocess.Popen(["xz", "-3", "-T0"], stdin=tar.stdout, stdout=subprocess.PIPE) as xz,
+        draft.open("wb") as target,
+        subprocess.Popen(["tar", "-C", str(folder), *order, "-c", *group], stdout=subprocess.PIPE) as tar,
+        subprocess.Popen(["xz", "-6"], stdin=tar.stdout, stdout=target) as xz,
     ):
-        assert tar.stdout is not None and xz.stdout is not None  # noqa: PT018  # both are pipes
-        tar.stdout.close()
-        while (part := _one_part(xz.stdout, out / f"{PART_NAME}.{len(parts):02d}", part_bytes)) is not None:
-            parts.append(part)
-    if tar.returncode or xz.returncode or not parts:
-        raise CommandError("packing failed", where=str(folder))
+        if tar.stdout is not None:
+            tar.stdout.close()  # xz holds the other end
+    if tar.returncode or xz.returncode:
+        raise CommandError("packing failed", where=group[0])
+    return draft.rename(kept)
+
+
+def split(streams: Sequence[Path], out: Path, part_bytes: int) -> list[Path]:
+    """The streams, one after another, in parts of at most so many bytes."""
+    parts: list[Path] = []
+    room = 0
+    for stream in streams:
+        left = memoryview(stream.read_bytes())
+        while left:
+            if not room:
+                parts.append(out / f"{PART_NAME}.{len(parts):02d}")
+                room = part_bytes
+            with parts[-1].open("ab") as part:
+                part.write(left[:room])
+            left, room = left[room:], max(0, room - len(left))
     return parts
-
-
-def _one_part(stream: IO[bytes], path: Path, size: int) -> Path | None:
-    """Copy at most so many bytes to a file; None at the end of the stream."""
-    left = size
-    with path.open("wb") as file:
-        while left and (data := stream.read(min(_COPY, left))):
-            file.write(data)
-            left -= len(data)
-    if left == size:
-        path.unlink()
-        return None
-    return path
 
 
 def assemble(out: Path, facts: Facts, present: Sequence[str]) -> Assembled:

@@ -14,7 +14,7 @@ probe=$!
 if ! [ -f "$SITE/complete" ]; then
     mkdir -p "$SITE"
     (cd "$CARRIED" && sha256sum --check --quiet sha256sums)
-    cat "$CARRIED"/environment.tar.xz.* | tar -xJ -C "$SITE"
+    cat "$CARRIED"/environment.tar.xz.* | tar -xJ --ignore-zeros -C "$SITE"
     touch "$SITE/complete"
 fi
 code=0
