@@ -196,7 +196,7 @@ class Fleet:
 
     def __init__(self, folder: Path, site: Path, *, rehearsal: bool) -> None:
         self.folder, self._site, self.rehearsal = folder, site, rehearsal
-        self._engines: dict[str, Engine] = Field(default_factory=dict)
+        self._engines: dict[str, Engine] = {}
         self._helpers: list[subprocess.Popen[bytes]] = []
         self._started = 0
 
