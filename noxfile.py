@@ -228,6 +228,16 @@ def gpu(session: nox.Session) -> None:
     session.run("pytest", "tests/gpu", *session.posargs)
 
 
+@nox.session(name="gpu-engine", default=False)
+def gpu_engine(session: nox.Session) -> None:
+    """Run the gate chain on a real engine on this machine's GPU: `-- [--stages boot,healthy]`."""
+    _install(session)
+    carried = ROOT / ".h200"
+    if not (carried / "assembled.json").is_file():
+        session.run("python", "-m", "tests.gpu.engine.assemble", str(carried))
+    session.run("sh", "tests/gpu/engine/on_machine.sh", *session.posargs, external=True)
+
+
 @nox.session(default=False)
 def test(session: nox.Session) -> None:
     """Run all that CI runs: style, types, the real build, all tests that need no GPU."""
