@@ -165,6 +165,13 @@ def unit(session: nox.Session) -> None:
 
 
 @nox.session
+def simulation(session: nox.Session) -> None:
+    """Run the real probe and bindings on a stand-in for the driver, built with gcc: no GPU, a minute."""
+    _install(session)
+    session.run("pytest", "tests/probe_fake", *session.posargs)
+
+
+@nox.session
 def engine(session: nox.Session) -> None:
     """Run the tests that use a real inference engine on the CPU: the gates and broken models."""
     _install(session)
@@ -197,7 +204,8 @@ def test(session: nox.Session) -> None:
     _install(session)
     _lint(session)
     session.run("blackwell-stacks", "build", "cu130")
-    session.run("pytest", "tests/unit", "tests/wheels", "tests/engine", "tests/container", *session.posargs)
+    folders = ("unit", "wheels", "probe_fake", "engine", "container")
+    session.run("pytest", *(f"tests/{folder}" for folder in folders), *session.posargs)
 
 
 @nox.session(name="verify-attach", default=False)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tooling.attest.hardware import Device, Hardware
+from tooling.gates.records import SIMULATION
 from tooling.release.records import GateRequirement, Place, ReleasePolicy, instant
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def why_not(
     measured = gate.result.measured
     result = measured.result
     reasons = (
+        "a simulation played the hardware" if SIMULATION in result.limitations else "",
         hardware_reason(policy, measured.hardware) if requirement.place is Place.TARGET else "",
         f"machine of class {measured.hardware.hardware_class}, not {hardware_class}"
         if hardware_class and measured.hardware.hardware_class != hardware_class
