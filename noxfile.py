@@ -96,6 +96,11 @@ for _stack in STACKS:
             "Boot the image of {} and run its gates; `-- --device cpu` where no GPU is.",
             "verify-stack",
         ),
+        (
+            "release",
+            "Build, push, gate, sign and release {}; the first command to try is the cpu stack's.",
+            "release",
+        ),
         ("patches", "Show the state of each patch of {}; `-- --against VERSION` for another one.", "patches"),
         ("probe", "Try what the GPUs of this host really do in the image of {}.", "probe"),
         ("lock", "Resolve {} again and write its locks (wheels and base packages).", "lock"),
@@ -145,6 +150,36 @@ def promote(session: nox.Session) -> None:
     _toolkit(session, "promote")
 
 
+@nox.session(default=False)
+def deploy(session: nox.Session) -> None:
+    """Bring a release onto GPU hosts: `-- RELEASE --host user@host --trust KEYS --model ID@REVISION`."""
+    _toolkit(session, "deploy")
+
+
+@nox.session(default=False)
+def rollback(session: nox.Session) -> None:
+    """Bring back what a host served before, or a generation of its history: `-- [GENERATION] --host ...`."""
+    _toolkit(session, "rollback")
+
+
+@nox.session(default=False)
+def status(session: nox.Session) -> None:
+    """Show what hosts serve, one table: `-- --host user@host` or `-- --inventory hosts.yaml`."""
+    _toolkit(session, "status")
+
+
+@nox.session(default=False)
+def history(session: nox.Session) -> None:
+    """Show what hosts served and tried: `-- --host user@host` or `-- --inventory hosts.yaml`."""
+    _toolkit(session, "history")
+
+
+@nox.session(default=False)
+def export(session: nox.Session) -> None:
+    """Print docker run, compose, systemd unit and quadlet of a release: `-- RELEASE --trust KEYS ...`."""
+    _toolkit(session, "export")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and types."""
@@ -157,6 +192,13 @@ def unit(session: nox.Session) -> None:
     """Run the unit tests: seconds, no Docker."""
     _install(session)
     session.run("pytest", "tests/unit", *session.posargs)
+
+
+@nox.session
+def simulation(session: nox.Session) -> None:
+    """Run the real probe and bindings on a stand-in for the driver, built with gcc: no GPU, a minute."""
+    _install(session)
+    session.run("pytest", "tests/probe_fake", *session.posargs)
 
 
 @nox.session
@@ -186,13 +228,24 @@ def gpu(session: nox.Session) -> None:
     session.run("pytest", "tests/gpu", *session.posargs)
 
 
+@nox.session(name="gpu-engine", default=False)
+def gpu_engine(session: nox.Session) -> None:
+    """Run the gate chain on a real engine on this machine's GPU: `-- [--stages boot,healthy]`."""
+    _install(session)
+    carried = ROOT / ".h200"
+    if not (carried / "assembled.json").is_file():
+        session.run("python", "-m", "tests.gpu.engine.assemble", str(carried))
+    session.run("sh", "tests/gpu/engine/on_machine.sh", *session.posargs, external=True)
+
+
 @nox.session(default=False)
 def test(session: nox.Session) -> None:
     """Run all that CI runs: style, types, the real build, all tests that need no GPU."""
     _install(session)
     _lint(session)
     session.run("blackwell-stacks", "build", "cu130")
-    session.run("pytest", "tests/unit", "tests/wheels", "tests/engine", "tests/container", *session.posargs)
+    folders = ("unit", "wheels", "probe_fake", "engine", "container")
+    session.run("pytest", *(f"tests/{folder}" for folder in folders), *session.posargs)
 
 
 @nox.session(name="verify-attach", default=False)
@@ -263,3 +316,10 @@ def wheels(session: nox.Session) -> None:
 def gates(session: nox.Session) -> None:
     """List the arch gates of a stack, a folder or a wheel: nox -s gates -- cu130."""
     _toolkit(session, "gates")
+
+
+@nox.session(name="bench-deploy", default=False)
+def bench_deploy(session: nox.Session) -> None:
+    """Measure dark time and moved bytes of deploy, patch, rollback and a bad release, one table."""
+    _install(session)
+    session.run("python", "-m", "tests.container.host.bench_deploy")

@@ -227,7 +227,7 @@ def _inputs(
     unlabelled = render_dockerfile(stack, base, added, images, {}, ca=False)
     return BuildInputs(
         stack=stack.name,
-        stack_sha256=sha256_of(stack),
+        stack_sha256=stack.image_sha256,
         base={"reference": base.reference, "packages_sha256": sha256_of(base.packages)},
         base_drift=base.drift,
         lock_sha256=lock.content_sha256,

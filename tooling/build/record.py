@@ -14,7 +14,7 @@ class BuildInputs(Record):
 
     Attributes:
         stack: Name of the stack.
-        stack_sha256: Hash of the declaration.
+        stack_sha256: Hash of the declaration, what a release needs left out.
         base: Reference of the base, and hash of the versions found in it.
         base_drift: What of the base is not as locked; a release refuses any.
         lock_sha256: Hash of the pins.

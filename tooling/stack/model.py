@@ -8,8 +8,11 @@ from typing import Annotated, Literal
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tooling.attest.hardware import Device
 from tooling.prune.records import PruneRules
 from tooling.records import Record, sha256_of
+from tooling.release.records import ReleasePolicy
+from tooling.stack.run import Run, looks_secret
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
 Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
@@ -259,8 +262,9 @@ class Stack(Record):
         local_packages: Folders of `images/` with a Python package of this repository that the image gets.
         prune: Device code that no target runs leaves the libraries; `true`, or the rules on single files.
         serve: How it serves.
+        run: How it is run on a host.
         environment: Variables of the image.
-        gates: Gates that a release needs.
+        release: What a release needs; without it the stack is never released.
         budget: What a build may cost.
     """
 
@@ -279,15 +283,16 @@ class Stack(Record):
     local_packages: tuple[LocalPackage, ...] = ()
     prune: PruneRules | bool = False
     serve: Serve
+    run: Run = Run()
     environment: dict[str, str] = Field(default_factory=dict)
-    gates: tuple[str, ...] = ()
+    release: ReleasePolicy | None = None
     budget: Budget
 
     @field_validator("environment")
     @classmethod
     def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "APIKEY", "API_KEY")):
+            if looks_secret(name):
                 raise ValueError(f"{name} looks like a secret: an image is readable by everybody who pulls it")
         return value
 
@@ -295,6 +300,8 @@ class Stack(Record):
     def _consistent(self) -> Stack:
         if bool(self.targets.required) != (self.cuda is not None):
             raise ValueError("cuda and targets.required belong together: give both or none")
+        if bool(self.run.gpus) != (self.cuda is not None):
+            raise ValueError("run.gpus is at least 1 for a stack with CUDA, and 0 for one without")
         if self.prune_rules is not None and not self.targets.required:
             raise ValueError("prune needs targets: without one nothing says which device code is kept")
         for layer in self.layers[:-1]:
@@ -303,12 +310,25 @@ class Stack(Record):
         if self.layers[-1].packages:
             raise ValueError(f"the last layer {self.layers[-1].name!r} takes the rest and lists no packages")
         self._check_kernels()
+        self._check_release()
         return self
 
     @property
     def prune_rules(self) -> PruneRules | None:
         """What is said about pruning; None for an image that keeps all device code."""
         return PruneRules() if self.prune is True else self.prune or None
+
+    def _check_release(self) -> None:
+        """A release of a GPU stack rests on GPUs that it is for."""
+        if self.release is None:
+            return
+        device = Device.CUDA if self.cuda else Device.CPU
+        if self.release.device is not device:
+            raise ValueError(f"release.device is {self.release.device}, this stack computes on {device}")
+        served = {f"sm_{capability.replace('.', '')}" for capability in self.release.compute_capabilities}
+        strange = served - {target.rstrip("af") for target in (*self.targets.required, *self.targets.optional)}
+        if strange:
+            raise ValueError(f"release.compute_capabilities: {', '.join(sorted(strange))} is none of targets")
 
     def _check_kernels(self) -> None:
         """One architecture for what is compiled in and what the engine asks for."""
@@ -333,6 +353,11 @@ class Stack(Record):
     def requirements(self) -> tuple[str, ...]:
         """Everything that the lock is resolved from (PEP 508)."""
         return (f"{self.engine.package}=={self.engine.version}", *self.lock.requirements)
+
+    @property
+    def image_sha256(self) -> str:
+        """Hash of all that the declaration says of the image; what a release needs changes no image."""
+        return sha256_of(self.model_dump(mode="json", exclude={"release"}))
 
     @property
     def lock_request_sha256(self) -> str:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tooling.triage.records import TriageReport
 
 
+#: Names of templates run to thousands of characters.
+_NAME_CHARS = 120
+
+
 class FeatureState(StrEnum):
     """What became of a requested feature."""
 
@@ -42,7 +46,8 @@ class Feature(Record):
         on_reported: Values there that mean that it is on; any other than off if empty.
         same_value: The value there must be the one that was asked for.
         reported_proves: The value there is what is done, not merely what was asked for.
-        kernels: Patterns of kernel names that only it launches.
+        kernels: Patterns of names of kernels that only it launches, or of runtime calls that only it makes.
+        kernels_of: The same by the value asked for, where the feature is a choice.
     """
 
     id: str
@@ -55,10 +60,11 @@ class Feature(Record):
     same_value: bool = False
     reported_proves: bool = False
     kernels: tuple[str, ...] = ()
+    kernels_of: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_sound(self) -> Feature:
-        for pattern in self.kernels:
+        for pattern in (*self.kernels, *(each for patterns in self.kernels_of.values() for each in patterns)):
             re.compile(pattern)
         if self.reported_proves and not self.reported:
             raise ValueError("a report that proves needs the key of the report")
@@ -74,6 +80,7 @@ class FeatureRow(Record):
         state: ACTIVE, DISABLED or UNKNOWN.
         reason: What this rests on.
         allowed: The stack says that it may be inactive.
+        value: The value that was asked for; None for a switch.
     """
 
     feature: str
@@ -81,6 +88,7 @@ class FeatureRow(Record):
     state: FeatureState
     reason: str
     allowed: bool = False
+    value: str | None = None
 
 
 @cache
@@ -164,7 +172,14 @@ def feature_table(
     for name, (source, value) in requested_features(arguments, environment, also=also).items():
         state, reason = _judge(by_id[name], value, server_info, report, kernels)
         rows.append(
-            FeatureRow(feature=name, requested=source, state=state, reason=reason, allowed=name in allowed)
+            FeatureRow(
+                feature=name,
+                requested=source,
+                state=state,
+                reason=reason,
+                allowed=name in allowed,
+                value=value,
+            )
         )
     return tuple(rows)
 
@@ -181,7 +196,7 @@ def _judge(
     reported = _reported(feature, value, server_info)
     pieces = (
         said.get(Effect.DISABLED),
-        _ran(feature, kernels),
+        _ran(feature, value, kernels),
         reported if reported is not None and reported[0] is FeatureState.DISABLED else None,
         said.get(Effect.ACTIVE),
         reported,
@@ -207,13 +222,39 @@ def _said(feature: Feature, report: TriageReport | None) -> dict[Effect, tuple[F
     return found
 
 
-def _ran(feature: Feature, kernels: Collection[str] | None) -> tuple[FeatureState, str] | None:
-    if kernels is None or not feature.kernels:
+def kernel_patterns(feature: str, value: str | None) -> tuple[str, ...]:
+    """Patterns of the kernels and calls of a feature with a value; empty when nobody knows any."""
+    return next((_patterns(known, value) for known in load_features() if known.id == feature), ())
+
+
+def _patterns(feature: Feature, value: str | None) -> tuple[str, ...]:
+    return (*feature.kernels, *feature.kernels_of.get(value or "", ()))
+
+
+def _matching(patterns: Collection[str], kernels: Collection[str]) -> str | None:
+    return next((name for name in kernels if any(re.search(pattern, name) for pattern in patterns)), None)
+
+
+def _ran(
+    feature: Feature, value: str | None, kernels: Collection[str] | None
+) -> tuple[FeatureState, str] | None:
+    patterns = _patterns(feature, value)
+    if kernels is None or not patterns:
         return None
-    seen = next((name for name in kernels if any(re.search(p, name) for p in feature.kernels)), None)
-    if seen is None:
-        return FeatureState.DISABLED, f"none of its kernels was among the {len(kernels)} that ran"
-    return FeatureState.ACTIVE, f"kernel {seen} ran"
+    seen = _matching(patterns, kernels)
+    if seen is not None:
+        return FeatureState.ACTIVE, f"{_shortened(seen)} ran"
+    instead = [
+        f"{other}'s {_shortened(name)}"
+        for other, theirs in feature.kernels_of.items()
+        if other != value and (name := _matching(theirs, kernels)) is not None
+    ]
+    ran = f"; {', '.join(instead)} ran instead" if instead else ""
+    return FeatureState.DISABLED, f"none of its kernels was among the {len(kernels)} names in the trace{ran}"
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_CHARS else f"{name[:_NAME_CHARS]}..."
 
 
 def _reported(

@@ -39,6 +39,7 @@ def verify_stack(
     name: str,
     root: Path,
     *,
+    image: str = "",
     device: str = "",
     model: Path | None = None,
     profile: str = "tiny",
@@ -55,6 +56,7 @@ def verify_stack(
     Args:
         name: Name of the stack.
         root: The checkout.
+        image: Id of an image of the stack that the engine has; by default what was built last.
         device: `cpu` or `gpu`; by default what the stack is for.
         model: Folder or file of the model; by default the tiny one of the checkout.
         profile: Model profile: questions, answers and thresholds.
@@ -73,7 +75,7 @@ def verify_stack(
     stack = load_stack(name, root).stack
     device = device or ("gpu" if stack.cuda else "cpu")
     client = ensure_engine(console.say)
-    image, inputs = _image(client, name, root)
+    image, inputs = _image(client, name, root, image)
     baseline_image = _baseline_image(client, against, image)
     started = now()
     evidence = output or root / "build" / name / f"verify-{started.replace(':', '')}"
@@ -210,12 +212,14 @@ def _baseline_image(client: docker.DockerClient, against: str, candidate: str) -
     return found
 
 
-def _image(client: docker.DockerClient, name: str, root: Path) -> tuple[str, str]:
-    """Id of the stack's image and hash of its build inputs; the image is built when there is none."""
-    reference = f"{REPOSITORY}/{name}:built"
+def _image(client: docker.DockerClient, name: str, root: Path, given: str) -> tuple[str, str]:
+    """Id of the stack's image and hash of its build inputs; the image is built when none is there or given."""
+    reference = given or f"{REPOSITORY}/{name}:built"
     try:
         image = client.images.get(reference)
-    except ImageNotFound:
+    except ImageNotFound as error:
+        if given:
+            raise InputError(f"the engine has no image {given}", fix="pull or build it first") from error
         console.say(f"{reference} is not here: building it first")
         build(name, root)
         image = client.images.get(reference)
