@@ -249,6 +249,10 @@ def main() -> int:
         return 0
     if arguments.out is None:
         parser.error("--out is needed")
+    import torch  # noqa: PLC0415
+
+    if torch.cuda.device_count() < arguments.gpus:
+        raise SystemExit(f"{torch.cuda.device_count()} CUDA devices here, {arguments.gpus} asked for")
     arguments.out.mkdir(parents=True, exist_ok=True)
     prepare(arguments)
     steps = ONE_GPU if arguments.gpus == 1 else SEVERAL_GPUS
