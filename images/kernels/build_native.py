@@ -84,7 +84,9 @@ def nvcc_command(nvcc: str, architectures: list[str], out: Path, libraries: list
     targets = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in architectures]
     hidden = "-fPIC,-fvisibility=hidden,-ffile-prefix-map=" + f"{HERE}=."
     flags = ["-std=c++17", "-O3", "-shared", "--cudart=static", "-Xptxas=-warn-spills", "-Xcompiler", hidden]
-    linker = ["-Xlinker", "--build-id=none", "-Xlinker", "--exclude-libs=ALL"]
+    # Stripped: the symbol table has the compiler's process number in it, in the name of an intermediate file.
+    words = ["--build-id=none", "--exclude-libs=ALL", "--strip-all"]
+    linker = [option for word in words for option in ("-Xlinker", word)]
     return [
         *(nvcc, *flags, *linker, *targets, *(f"-L{folder}" for folder in libraries)),
         *("-o", str(out), str(SOURCE)),

@@ -123,7 +123,7 @@ def test_the_compile_command_says_every_target_and_nothing_of_this_machine(tmp_p
         "-gencode=arch=compute_120f,code=sm_120f",
         "-gencode=arch=compute_90a,code=sm_90a",
     ]
-    assert {"--cudart=static", "-L/toolkit/lib", "--build-id=none"} <= set(command)
+    assert {"--cudart=static", "-L/toolkit/lib", "--build-id=none", "--strip-all"} <= set(command)
     assert any(word.endswith(f"-ffile-prefix-map={build_native.HERE}=.") for word in command)
     assert [build_native.dotted(name) for name in ("120f", "90a", "103")] == ["12.0f", "9.0a", "10.3"]
     with pytest.raises(build_native.RefusedError, match="'sm_120' is not an architecture"):
