@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_whatever_compiles_while_serving_fails(more):
 
 
 def test_a_cold_boot_may_compile_and_a_warm_one_may_not():
-    at_boot = {"compilers": (PTXAS.model_copy(update={"phase": Phase.BOOT}),)}
+    at_boot: dict[str, Any] = {"compilers": (PTXAS.model_copy(update={"phase": Phase.BOOT}),)}
     assert verdicts(seen(**at_boot))["cold-boot"] is Verdict.PASS
     assert verdicts(seen(warm=True, **at_boot))["warm-boot-compiles-nothing"] is Verdict.FAIL
 
