@@ -29,7 +29,7 @@ def seen(*, warm: bool = False, looks: int = 400, gap_s: float = 0.1, **more: ob
         longest_gap_s=gap_s,
         seconds={Phase.BOOT: 60.0, Phase.SERVING: 20.0},
         caches={"triton": "/root/.triton/cache"},
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
