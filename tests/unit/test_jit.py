@@ -48,9 +48,9 @@ def test_whatever_compiles_while_serving_fails(more):
 
 
 def test_a_cold_boot_may_compile_and_a_warm_one_may_not():
-    at_boot = {"compilers": (PTXAS.model_copy(update={"phase": Phase.BOOT}),)}
-    assert verdicts(seen(**at_boot))["cold-boot"] is Verdict.PASS
-    assert verdicts(seen(warm=True, **at_boot))["warm-boot-compiles-nothing"] is Verdict.FAIL
+    early = (PTXAS.model_copy(update={"phase": Phase.BOOT}),)
+    assert verdicts(seen(compilers=early))["cold-boot"] is Verdict.PASS
+    assert verdicts(seen(warm=True, compilers=early))["warm-boot-compiles-nothing"] is Verdict.FAIL
 
 
 @pytest.mark.parametrize("more", [{"looks": 3}, {"gap_s": 5.0}])
