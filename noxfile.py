@@ -96,6 +96,11 @@ for _stack in STACKS:
             "Boot the image of {} and run its gates; `-- --device cpu` where no GPU is.",
             "verify-stack",
         ),
+        (
+            "release",
+            "Build, push, gate, sign and release {}; the first command to try is the cpu stack's.",
+            "release",
+        ),
         ("patches", "Show the state of each patch of {}; `-- --against VERSION` for another one.", "patches"),
         ("probe", "Try what the GPUs of this host really do in the image of {}.", "probe"),
         ("lock", "Resolve {} again and write its locks (wheels and base packages).", "lock"),
@@ -145,6 +150,36 @@ def promote(session: nox.Session) -> None:
     _toolkit(session, "promote")
 
 
+@nox.session(default=False)
+def deploy(session: nox.Session) -> None:
+    """Bring a release onto GPU hosts: `-- RELEASE --host user@host --trust KEYS --model ID@REVISION`."""
+    _toolkit(session, "deploy")
+
+
+@nox.session(default=False)
+def rollback(session: nox.Session) -> None:
+    """Bring back what a host served before, or a generation of its history: `-- [GENERATION] --host ...`."""
+    _toolkit(session, "rollback")
+
+
+@nox.session(default=False)
+def status(session: nox.Session) -> None:
+    """Show what hosts serve, one table: `-- --host user@host` or `-- --inventory hosts.yaml`."""
+    _toolkit(session, "status")
+
+
+@nox.session(default=False)
+def history(session: nox.Session) -> None:
+    """Show what hosts served and tried: `-- --host user@host` or `-- --inventory hosts.yaml`."""
+    _toolkit(session, "history")
+
+
+@nox.session(default=False)
+def export(session: nox.Session) -> None:
+    """Print docker run, compose, systemd unit and quadlet of a release: `-- RELEASE --trust KEYS ...`."""
+    _toolkit(session, "export")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and types."""
@@ -157,6 +192,13 @@ def unit(session: nox.Session) -> None:
     """Run the unit tests: seconds, no Docker."""
     _install(session)
     session.run("pytest", "tests/unit", *session.posargs)
+
+
+@nox.session
+def simulation(session: nox.Session) -> None:
+    """Run the real probe and bindings on a stand-in for the driver, built with gcc: no GPU, a minute."""
+    _install(session)
+    session.run("pytest", "tests/probe_fake", *session.posargs)
 
 
 @nox.session
@@ -202,7 +244,8 @@ def test(session: nox.Session) -> None:
     _install(session)
     _lint(session)
     session.run("blackwell-stacks", "build", "cu130")
-    session.run("pytest", "tests/unit", "tests/wheels", "tests/engine", "tests/container", *session.posargs)
+    folders = ("unit", "wheels", "probe_fake", "engine", "container")
+    session.run("pytest", *(f"tests/{folder}" for folder in folders), *session.posargs)
 
 
 @nox.session(name="verify-attach", default=False)
@@ -250,6 +293,12 @@ def bench_census(session: nox.Session) -> None:
     _toolkit(session, "bench-census")
 
 
+@nox.session(name="bench-kernels", default=False)
+def bench_kernels(session: nox.Session) -> None:
+    """Check this project's kernels on the GPUs here and time them against the best peers: -- [--gpus N]."""
+    _toolkit(session, "bench-kernels")
+
+
 @nox.session(name="bench-client", default=False)
 def bench_client(session: nox.Session) -> None:
     """Compare the load clients' figures and cost with a mock's truth and with aiperf, one table."""
@@ -267,3 +316,10 @@ def wheels(session: nox.Session) -> None:
 def gates(session: nox.Session) -> None:
     """List the arch gates of a stack, a folder or a wheel: nox -s gates -- cu130."""
     _toolkit(session, "gates")
+
+
+@nox.session(name="bench-deploy", default=False)
+def bench_deploy(session: nox.Session) -> None:
+    """Measure dark time and moved bytes of deploy, patch, rollback and a bad release, one table."""
+    _install(session)
+    session.run("python", "-m", "tests.container.host.bench_deploy")

@@ -20,6 +20,7 @@ from distributions import (
     altered_files,
     compare_with_lock,
     read_distributions,
+    read_pruned,
     shared_files,
     unmet_requirements,
     wrong_tags,
@@ -32,7 +33,10 @@ def examine(site: Path, expected: dict[str, Any]) -> dict[str, Any]:
     """Run every check over a site-packages folder; the report has what was looked at and what was found."""
     distributions = read_distributions(site)
     libraries = read_libraries(site)
-    altered, hashed_files, hashed_bytes = altered_files(distributions)
+    pruning = json.loads(Path(expected["pruned"]).read_text("utf-8")) if expected["pruned"] else None
+    altered, hashed_files, hashed_bytes = altered_files(
+        distributions, read_pruned(site, pruning) if pruning else None
+    )
     findings = [
         *compare_with_lock(distributions, expected["packages"]),
         *altered,
@@ -60,6 +64,7 @@ def examine(site: Path, expected: dict[str, Any]) -> dict[str, Any]:
         "hashed_bytes": hashed_bytes,
         "libraries": len(libraries),
         "torch": torch,
+        "pruned": pruning["totals"] if pruning else None,
         "allowed": sorted(known & set(findings)),
         "findings": sorted(set(findings) - known),
         "stale": sorted(known - set(findings)),

@@ -10,7 +10,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.tags import parse_tag, sys_tags
@@ -40,6 +40,18 @@ class Installed:
     requires: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     size: int = 0
+
+
+class Pruned(NamedTuple):
+    """A file that device code was taken out of; hashes as RECORD writes them.
+
+    Attributes:
+        wheel: Of the file as its wheel has it.
+        now: Of the file as it must be now; None when it is gone.
+    """
+
+    wheel: str
+    now: str | None
 
 
 def read_distributions(site: Path) -> dict[str, Installed]:
@@ -74,11 +86,18 @@ def compare_with_lock(distributions: Mapping[str, Installed], locked: Mapping[st
     return findings
 
 
-def altered_files(distributions: Mapping[str, Installed]) -> tuple[list[str], int, int]:
+def altered_files(
+    distributions: Mapping[str, Installed], pruned: Mapping[str, Pruned] | None = None
+) -> tuple[list[str], int, int]:
     """Files that are missing or not as their wheel's RECORD says; and how many files and bytes were hashed.
 
     Sets the size of each distribution on the way.
+
+    Args:
+        distributions: What is installed.
+        pruned: By path, what the pruner made of files; it counts only for the content that the wheel records.
     """
+    known = dict(pruned or {})
     owners = _owners(distributions)
     expected = [
         (name, path, digest)
@@ -90,11 +109,17 @@ def altered_files(distributions: Mapping[str, Installed]) -> tuple[list[str], in
 
     def judge(item: tuple[str, str, str]) -> tuple[str, str, int]:
         name, path, digest = item
+        change = known.get(path)
+        if change is not None and change.wheel != digest:
+            return name, f"{name}: {_below_site(path)} was not as in its wheel when it was pruned", 0
         try:
             found, size = _digest(path)
         except FileNotFoundError:
-            return name, f"{name}: {_below_site(path)} of its wheel is missing", 0
-        return name, "" if found == digest else f"{name}: {_below_site(path)} is not as in its wheel", size
+            gone = change is not None and change.now is None
+            return name, "" if gone else f"{name}: {_below_site(path)} of its wheel is missing", 0
+        if change is None:
+            return name, "" if found == digest else f"{name}: {_below_site(path)} is not as in its wheel", size
+        return name, "" if found == change.now else f"{name}: {_below_site(path)} is not as it was pruned", size
 
     findings, total = [], 0
     with ThreadPoolExecutor() as pool:
@@ -105,7 +130,25 @@ def altered_files(distributions: Mapping[str, Installed]) -> tuple[list[str], in
                 findings.append(finding)
     if not expected:
         findings.append("no file of any package has a hash: nothing was verified")
+    stray = known.keys() - {path for _, path, _ in expected}
+    findings += [f"{_below_site(path)} was pruned, and no wheel has recorded it" for path in sorted(stray)]
     return findings, len(expected), total
+
+
+def read_pruned(site: Path, report: dict[str, Any]) -> dict[str, Pruned]:
+    """What a report of the pruner says of the files that it changed, by path."""
+
+    def recorded(digest: str) -> str:
+        return base64.urlsafe_b64encode(bytes.fromhex(digest)).rstrip(b"=").decode()
+
+    return {
+        os.path.normpath(os.path.join(site, file["path"])): Pruned(  # noqa: PTH118
+            recorded(file["sha256_before"]),
+            recorded(file["sha256_after"]) if file["status"] == "pruned" else None,
+        )
+        for file in report["files"]
+        if file["status"] in {"pruned", "deleted"}
+    }
 
 
 def _digest(path: str) -> tuple[str, int]:

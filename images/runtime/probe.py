@@ -17,7 +17,7 @@ from typing import Any
 
 import probe_collector
 from probe_nvml import Nvml, idle_state
-from probe_runner import Runner, ranks_of
+from probe_runner import Runner, ranks_of, rounds_of
 
 FORMAT = 1
 CODES = Path(__file__).with_name("probe_codes.json")
@@ -43,6 +43,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print the whole document on stdout")
     parser.add_argument("--facts-only", action="store_true", help="no ladder")
+    parser.add_argument("--no-memory", action="store_true", help="no memory ladder")
     parser.add_argument("--no-collective", action="store_true", help="no NCCL and no symmetric memory")
     parser.add_argument("--workspace-mib", type=int, default=512, help="size of the engine's workspace, MiB")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds that one rung may take")
@@ -65,23 +66,21 @@ def say(message: str) -> None:
 def memory(runner: Runner, count: int, workspace: int) -> None:
     """The memory ladder of every device: devices side by side, the combinations of one device in turn."""
     for handle in ("none", "posix_fd", "fabric"):
-        for rdma in (False, True):
-            say(f"memory: {handle} handles, RDMA flag {int(rdma)}")
-            orders = [
-                {"device": index, "handle": handle, "rdma": rdma, "workspace": workspace}
-                for index in range(count)
-            ]
-            runner.side_by_side("memory", orders)
+        say(f"memory: {handle} handles")
+        orders = [{"device": index, "handle": handle, "workspace": workspace} for index in range(count)]
+        runner.side_by_side("memory", orders)
     say("memory: CUDA IPC")
     runner.side_by_side("legacy-ipc", [{"device": index} for index in range(count)])
 
 
 def pairs(runner: Runner, count: int, options: argparse.Namespace) -> None:
-    """The pair ladder of all pairs, then all GPUs at once, then collectives."""
-    for first in range(count):
-        for second in range(first + 1, count):
-            say(f"pair: GPU {first} and GPU {second}")
-            runner.side_by_side("pair", [{"first": first, "second": second}])
+    """The pair ladder of all pairs, the speed of those that work, all GPUs at once, then collectives."""
+    for rivals in rounds_of(count):
+        say("pair: GPUs " + ", ".join(f"{first} and {second}" for first, second in rivals))
+        runner.side_by_side("pair", [{"first": first, "second": second} for first, second in rivals])
+    if working := working_pairs(runner.rungs):
+        say(f"pair: speed of {len(working)} pairs")
+        runner.side_by_side("speed", [{"pairs": working}])
     say("pair: all GPUs at once")
     runner.side_by_side("all-at-once", [{"devices": list(range(count))}])
     if options.no_collective:
@@ -91,6 +90,20 @@ def pairs(runner: Runner, count: int, options: argparse.Namespace) -> None:
         runner.collective(ranks_of(count, "nccl"), environment, arm=arm)
     say(f"collective: symmetric memory, {count} ranks")
     runner.collective(ranks_of(count, "symmetric"), {}, arm="symmetric")
+
+
+def working_pairs(rungs: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Pairs of GPUs that have pushed to each other and of which no rung failed."""
+    of_pair: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for rung in rungs:
+        if rung.get("ladder") == "pair" and "peer" in rung:
+            of_pair.setdefault(tuple(sorted((rung["device"], rung["peer"]))), []).append(rung)
+    return sorted(
+        pair
+        for pair, members in of_pair.items()
+        if {rung["device"] for rung in members if rung["rung"] == "push"} == set(pair)
+        and all(rung["outcome"] == "ok" for rung in members)
+    )
 
 
 def come_to_rest(nvml: Nvml) -> list[dict[str, Any]]:
@@ -118,9 +131,11 @@ def probe(options: argparse.Namespace) -> dict[str, Any]:
     say("driver")
     runner = Runner(options.limit, allow_multicast=options.multicast_create)
     document["devices"] = runner.devices(multicast=options.multicast_create)
+    document["simulated"] = runner.simulated or nvml.simulated
     if document["devices"] and not options.facts_only:
         document["idle_before"] = idle_state(nvml)
-        memory(runner, len(document["devices"]), options.workspace_mib << 20)
+        if not options.no_memory:
+            memory(runner, len(document["devices"]), options.workspace_mib << 20)
         if len(document["devices"]) > 1:
             pairs(runner, len(document["devices"]), options)
         document["idle_after"] = come_to_rest(nvml)
@@ -132,6 +147,8 @@ def probe(options: argparse.Namespace) -> dict[str, Any]:
 def show(document: dict[str, Any]) -> None:
     """A table for people."""
     meanings = json.loads(CODES.read_text(encoding="utf-8"))["results"]
+    if document["simulated"]:
+        print("SIMULATION: a stand-in plays the driver; nothing below is evidence of anything")
     for device in document["devices"]:
         attributes = device["attributes"]
         print(

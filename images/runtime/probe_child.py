@@ -6,9 +6,9 @@ import json
 import sys
 from typing import Any
 
-from probe_driver import ATTRIBUTES, Driver, DriverError, UnavailableError, handle_types
+from probe_driver import ATTRIBUTES, Driver, DriverError, UnavailableError, handle_types, simulated
 from probe_memory import import_side, legacy_ipc, memory_ladder
-from probe_pairs import all_at_once, pair_ladder
+from probe_pairs import all_at_once, pair_ladder, speed_ladder
 
 
 def tell(kind: str, **facts: Any) -> None:
@@ -25,6 +25,8 @@ def devices(*, multicast: bool) -> None:
             nobody gets it without asking.
     """
     tell("begin", rung="cuInit")
+    if simulated():
+        tell("simulation")
     driver = Driver()
     version = int(driver.call("cuDriverGetVersion"))
     count = int(driver.call("cuDeviceGetCount"))
@@ -75,6 +77,7 @@ def main() -> int:
         "memory": lambda: memory_ladder(tell, **options),
         "legacy-ipc": lambda: legacy_ipc(tell, **options),
         "pair": lambda: pair_ladder(tell, **options),
+        "speed": lambda: speed_ladder(tell, **options),
         "all-at-once": lambda: all_at_once(tell, **options),
     }
     try:

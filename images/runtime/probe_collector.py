@@ -55,6 +55,7 @@ try:
 except OSError as error:
     print(json.dumps({"error": str(error)})); sys.exit()
 answer["library"] = [l.split()[-1] for l in open("/proc/self/maps") if "libcuda.so" in l][:1]
+if hasattr(cuda, "blackwell_stacks_simulated_driver"): answer["simulated"] = True  # a stand-in plays the driver
 version, count = ctypes.c_int(), ctypes.c_int()
 answer["init"] = cuda.cuInit(0)
 if not cuda.cuDriverGetVersion(ctypes.byref(version)): answer["version"] = version.value

@@ -61,6 +61,12 @@ DONE: setp.ne.u32 %q, %bad, 0; @%q red.global.add.u32 [%w], %bad; ret;
 BLOCKS, THREADS = 256, 256
 
 
+#: A library that only plays the driver exports this; no real one does.
+SIMULATION_SYMBOL = "blackwell_stacks_simulated_driver"
+NOT_FOUND = 500
+HANDLE_BYTES = 64
+
+
 class UnavailableError(Exception):
     """The driver cannot be asked at all: no bindings, no library."""
 
@@ -100,6 +106,9 @@ class Driver:
         ) as error:  # the bindings raise plain classes of several kinds when the library is absent
             if type(error).__name__ == "DynamicLibNotFoundError":
                 raise UnavailableError("libcuda.so.1 is not here: no driver was injected") from error
+            if isinstance(error, RuntimeError) and str(error).endswith("not found"):
+                text = f"this driver has no {name}"
+                raise DriverError(name, NOT_FOUND, "NOT_FOUND", text) from error
             raise
         if int(result):
             raise DriverError(name, int(result), result.name.removeprefix("CUDA_ERROR_"), self._log())
@@ -157,6 +166,31 @@ def bindings() -> Any:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise UnavailableError(f"cuda-bindings cannot be imported: {error}") from error
+
+
+def simulated() -> bool:
+    """Whether the libcuda of this process only plays a driver."""
+    try:
+        return hasattr(ctypes.CDLL("libcuda.so.1"), SIMULATION_SYMBOL)
+    except OSError:
+        return False
+
+
+def bytes_of(structure: Any) -> bytes:
+    """The 64 bytes of an IPC or fabric handle; their field's name differs between versions of the bindings."""
+    return ctypes.string_at(int(structure.getPtr()), HANDLE_BYTES)
+
+
+def with_bytes(structure: Any, data: bytes) -> Any:
+    """The IPC or fabric handle, holding these 64 bytes.
+
+    Raises:
+        ValueError: They are not 64.
+    """
+    if len(data) != HANDLE_BYTES:
+        raise ValueError(f"a handle has {HANDLE_BYTES} bytes, not {len(data)}")
+    ctypes.memmove(int(structure.getPtr()), data, HANDLE_BYTES)
+    return structure
 
 
 def handle_types(cuda: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from probe_driver import Driver, DriverError, UnavailableError, handle_types
+from probe_driver import Driver, DriverError, UnavailableError, bytes_of, handle_types, with_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,10 +104,17 @@ def attempt(report: Report, rung: str, action: Callable[[], Any], **labels: Any)
     return True
 
 
-def memory_ladder(report: Report, device: int, handle: str, rdma: bool, workspace: int) -> None:
-    """Create, map, write, read, export and import for one handle type and RDMA flag."""
+def memory_ladder(report: Report, device: int, handle: str, workspace: int) -> None:
+    """Create, map, write, read, export and import for one handle type, without and then with the RDMA flag."""
     driver = Driver()
     driver.context(device)
+    for rdma in (False, True):
+        _combination(report, driver, device, handle, workspace, rdma=rdma)
+
+
+def _combination(
+    report: Report, driver: Driver, device: int, handle: str, workspace: int, *, rdma: bool
+) -> None:
     properties = allocation_properties(driver.cuda, device, handle, rdma=rdma)
     labels = {"ladder": "memory", "device": device, "handle": handle, "rdma": rdma}
     flag = driver.cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
@@ -161,7 +168,7 @@ def _share(report: Report, driver: Driver, handle: Any, mapping: Mapping, labels
         return
     order = {"size": mapping.size, "device": labels["device"], "handle": labels["handle"]}
     if labels["handle"] == "fabric":
-        order["data"] = base64.b64encode(bytes(exported[0].data)).decode()
+        order["data"] = base64.b64encode(bytes_of(exported[0])).decode()
         routes = ["fabric"]
     else:
         routes = ["scm_rights", "pidfd"]
@@ -193,7 +200,7 @@ def legacy_ipc(report: Report, device: int) -> None:
     attempt(report, "write-read", round_trip, **labels)
     if attempt(report, "export", lambda: held.append(driver.call("cuIpcGetMemHandle", base)), **labels):
         order = {"size": size, "device": device, "handle": "legacy_ipc", "route": "legacy_ipc"}
-        order["data"] = base64.b64encode(bytes(held[1].reserved)).decode()
+        order["data"] = base64.b64encode(bytes_of(held[1])).decode()
 
         plain = Window(base, size)
 
@@ -290,14 +297,12 @@ def _import(order: dict[str, Any], ours: socket.socket) -> dict[str, Any]:
 def _open(driver: Driver, order: dict[str, Any], fd: int) -> tuple[int, Mapping | None]:
     cuda = driver.cuda
     if order["handle"] == "legacy_ipc":
-        handle = cuda.CUipcMemHandle()
-        handle.reserved = base64.b64decode(order["data"])
+        handle = with_bytes(cuda.CUipcMemHandle(), base64.b64decode(order["data"]))
         flag = cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         return int(driver.call("cuIpcOpenMemHandle", handle, int(flag))), None
     exported: Any = fd
     if order["handle"] == "fabric":
-        exported = cuda.CUmemFabricHandle()
-        exported.data = base64.b64decode(order["data"])
+        exported = with_bytes(cuda.CUmemFabricHandle(), base64.b64decode(order["data"]))
     memory = driver.call("cuMemImportFromShareableHandle", exported, handle_types(cuda)[order["handle"]])
     mapping = Mapping(driver, memory, order["size"], order["device"])
     return mapping.base, mapping

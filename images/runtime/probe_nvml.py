@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from probe_driver import SIMULATION_SYMBOL
+
 #: Fact -> function of pynvml; each takes the device's handle and answers one number.
 NUMBERS = {
     "power_limit_mw": "nvmlDeviceGetEnforcedPowerLimit",
@@ -27,15 +29,18 @@ WITH_ARGUMENT = {
     "clock_sm_max_mhz": ("nvmlDeviceGetMaxClockInfo", 1),
     "temperature_c": ("nvmlDeviceGetTemperature", 0),
 }
+#: The nearest NUMA nodes, not those of the whole socket.
+NUMA_SCOPE = 0
 MODES = {"ecc": "nvmlDeviceGetEccMode", "mig": "nvmlDeviceGetMigMode"}
 TEXTS = {"name": "nvmlDeviceGetName", "vbios": "nvmlDeviceGetVbiosVersion"}
 
 
 class Nvml:
-    """NVML after its start; `error` says why there is none."""
+    """NVML after its start; `error` says why there is none, `simulated` whether a stand-in plays it."""
 
     def __init__(self) -> None:
         self.error: dict[str, Any] = {}
+        self.simulated = False
         self.library: Any = None
         try:
             self.library = importlib.import_module("pynvml")
@@ -46,7 +51,13 @@ class Nvml:
             self.library.nvmlInit()
         except self.library.NVMLError as error:
             self.error = {"code": error.value, "message": str(error)}
+        self.simulated = self._marked()
+        if self.error:
             self.library = None
+
+    def _marked(self) -> bool:
+        loaded = getattr(self.library, "nvmlLib", None)
+        return loaded is not None and hasattr(loaded, SIMULATION_SYMBOL)
 
     def ask(self, gaps: dict[str, str], name: str, function: str, *arguments: Any) -> Any:
         """One question; None with the reason in `gaps` when it is refused."""
@@ -103,6 +114,8 @@ class Nvml:
         facts["memory_free_bytes"] = memory.free if memory else None
         facts["bar1_bytes"] = bar.bar1Total if bar else None
         facts["pci"] = text(bus.busId) if bus else None
+        nodes = ask("numa_nodes", "nvmlDeviceGetMemoryAffinity", 1, NUMA_SCOPE)
+        facts["numa_nodes"] = [bit for bit in range(64) if nodes[0] >> bit & 1] if nodes else None
         facts["ecc_uncorrected"] = ask("ecc_uncorrected", "nvmlDeviceGetTotalEccErrors", 1, 0)
         rows = ask("remapped_rows", "nvmlDeviceGetRemappedRows")
         kinds = ("corrected", "uncorrected", "pending", "failed")

@@ -1,4 +1,4 @@
-"""The pair ladder: from the driver's word to bytes that the owner sees. Runs in a child process of its own.
+"""The pair ladder: from the driver's word to bytes that the owner sees. Runs in child processes of their own.
 
 An attribute is no proof, and neither is what the writer reads back through its own window: every transfer
 here is checked by a kernel on the GPU that owns the memory.
@@ -82,7 +82,21 @@ def pair_ladder(report: Report, first: int, second: int) -> None:
         moved = [_copy(report, one, other, size, labels) for size in SIZES]
         if granted and all(moved):
             _window(report, one, other, labels)
-            _speed(report, driver, one, other, labels)
+
+
+def speed_ladder(report: Report, pairs: list[tuple[int, int]]) -> None:
+    """Time each direction of the given pairs by itself: pairs on one bridge slow each other down."""
+    driver = Driver()
+    sides = {index: Side(driver, index) for index in sorted({index for pair in pairs for index in pair})}
+    for first, second in pairs:
+        for writer, owner in ((first, second), (second, first)):
+            labels = {"ladder": "pair", "device": writer, "peer": owner}
+            one, other = sides[writer], sides[owner]
+            report("begin", rung="speed", **labels)
+            if _enable_all(driver, [one], [other]):
+                _speed(report, driver, one, other, labels)
+            else:
+                report("rung", rung="speed", outcome="unusable", **labels)
 
 
 def _grant(report: Report, driver: Driver, one: Side, other: Side, labels: dict[str, Any]) -> bool:
@@ -160,7 +174,6 @@ def _speed(report: Report, driver: Driver, one: Side, other: Side, labels: dict[
 
         return action
 
-    report("begin", rung="speed", **labels)
     one.current()
     gigabytes = LARGE / 1e9
     values = {"copy_gbps": gigabytes / timed(copy(LARGE), ROUNDS)}

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 CHILD = Path(__file__).with_name("probe_child.py")
 RANK = Path(__file__).with_name("probe_collective.py")
-#: A torch import and the first communicator take long on a cold disk.
-SLOW_RUNGS = {"import-torch": 90.0, "communicator": 60.0}
+#: What is slow and no fault: starting Python, the bindings and CUDA on a busy machine; a torch import and the
+#: first communicator on a cold disk.
+SLOW_RUNGS = {"start": 60.0, "import-torch": 90.0, "communicator": 60.0}
 #: Multicast objects can put the GPUs of a shared host out of service; every child lives without them.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 Lines = list[dict[str, Any]]
@@ -114,12 +115,14 @@ class Runner:
     Attributes:
         rungs: What came back, in order; `outcome` is ok, error, wrong-data, hang, crash, unusable (not
             granted by the driver) or unavailable (a library is missing).
+        simulated: Whether a stand-in plays the driver.
     """
 
     def __init__(self, limit_s: float, *, allow_multicast: bool) -> None:
         self.limit_s = limit_s
         self.environment = {} if allow_multicast else dict(NO_MULTICAST)
         self.rungs: Lines = []
+        self.simulated = False
 
     def _child(self, work: str, order: dict[str, Any]) -> Child:
         argv = [sys.executable, str(CHILD), work, json.dumps(order)]
@@ -130,7 +133,7 @@ class Runner:
             {
                 names.get(key, key): value
                 for key, value in order.items()
-                if key not in {"workspace", "multicast"}
+                if key not in {"workspace", "multicast", "pairs"}
             }
         )
         return Child(argv, self.environment, labels)
@@ -150,6 +153,7 @@ class Runner:
         child = self._child("devices", {"multicast": multicast})
         child.follow(max(60.0, self.limit_s))  # the first cuInit after a boot may load modules
         self._keep(child.lines)
+        self.simulated = any(line["kind"] == "simulation" for line in child.lines)
         keep = ("index", "name", "pci", "memory_bytes", "attributes", "multicast")
         return [{key: line[key] for key in keep} for line in child.lines if line["kind"] == "device"]
 
@@ -199,6 +203,21 @@ def worst_of_ranks(lines: list[Lines]) -> Lines:
             if key not in merged or (merged[key]["outcome"] == "ok" and line["outcome"] != "ok"):
                 merged[key] = {name: value for name, value in line.items() if name != "kind"}
     return list(merged.values())
+
+
+def rounds_of(count: int) -> list[list[tuple[int, int]]]:
+    """All pairs of `count` GPUs in rounds: a GPU is in one pair of a round, so that a round can run at once.
+
+    The circle method of round-robin tournaments: one stays, the others move on by one seat a round.
+    """
+    seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        opposite = zip(seats[:half], reversed(seats[half:]), strict=True)
+        rounds.append(sorted((min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
 
 
 def ranks_of(count: int, mode: str) -> list[list[str]]:

@@ -5,6 +5,8 @@ The version contract comes first: Python, engine, packages, CUDA, the compiler. 
 
 from __future__ import annotations
 
+import base64
+import csv
 import importlib.metadata
 import json
 import os
@@ -56,6 +58,7 @@ def check_python(stack: dict[str, Any], _: dict[str, Any]) -> Result:
 def check_packages(_: dict[str, Any], contents: dict[str, Any]) -> Result:
     """What is installed now is what was verified when the image was built."""
     verified = {entry["name"]: entry["version"] for entry in contents["packages"]}
+    verified |= {canonical(receipt["name"]): receipt["version"] for receipt in local_receipts()}
     found = {
         canonical(distribution.metadata["Name"]): distribution.version
         for distribution in importlib.metadata.distributions()
@@ -63,6 +66,33 @@ def check_packages(_: dict[str, Any], contents: dict[str, Any]) -> Result:
     wrong = sorted(name for name in verified.keys() | found.keys() if verified.get(name) != found.get(name))
     seen = f"{len(found)} packages as verified at build" if not wrong else f"changed: {', '.join(wrong)}"
     return Result("packages", bool(verified) and not wrong, seen)
+
+
+def local_receipts() -> list[dict[str, Any]]:
+    """What was laid in beside the wheels, as the build steps wrote it down."""
+    folder = SHARE / "local"
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def check_local_packages(stack: dict[str, Any], _: dict[str, Any]) -> Result:
+    """Every package of the stack's own repository is there, each file as its RECORD says."""
+    receipts = local_receipts()
+    wrong, files = [], 0
+    for receipt in receipts:
+        path = Path(receipt["record"])
+        record = path.read_bytes() if path.is_file() else b""
+        if sha256(record).hexdigest() != receipt["record_sha256"]:
+            wrong.append(f"{receipt['name']}: RECORD is missing or not as built")
+        for name, digest, _size in csv.reader(record.decode().splitlines()):
+            file = path.parents[1] / name
+            found = sha256(file.read_bytes()).digest() if file.is_file() else b""
+            if digest and base64.urlsafe_b64encode(found).rstrip(b"=").decode() != digest.partition("=")[2]:
+                wrong.append(f"{name} is missing or not as built")
+            files += bool(digest)
+    if len(receipts) != len(stack["local_packages"]) or not files:
+        wrong.append(f"{len(receipts)} packages with {files} files, the stack has {stack['local_packages']}")
+    names = ", ".join(f"{receipt['name']} {receipt['version']}" for receipt in receipts)
+    return Result("local packages", not wrong, "; ".join(wrong) or f"{names}: {files} files as built")
 
 
 def check_engine(stack: dict[str, Any], _: dict[str, Any]) -> Result:
@@ -183,7 +213,13 @@ def check_census(stack: dict[str, Any], _: dict[str, Any]) -> Result:
 def checks_for(stack: dict[str, Any]) -> list[Callable[[dict[str, Any], dict[str, Any]], Result]]:
     """The checks that concern a stack."""
     checks = [check_python, check_packages, check_engine, check_contents, check_user, check_environment]
-    concerned = {check_patches: "patches", check_kernels: "kernels", check_census: "census", check_nvcc: "cuda"}
+    concerned = {
+        check_local_packages: "local_packages",
+        check_patches: "patches",
+        check_kernels: "kernels",
+        check_census: "census",
+        check_nvcc: "cuda",
+    }
     return [*checks, *(check for check, part in concerned.items() if stack[part])]
 
 

@@ -1,20 +1,17 @@
 """The doctor against a real sshd on loopback."""
 
-import getpass
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.programs import free_port, require_program
+from tests.sshd import serve_ssh
 from tooling.cli import app
 from tooling.errors import CommandError
 from tooling.probe.collect import collect
@@ -22,44 +19,11 @@ from tooling.probe.collect import collect
 pytestmark = pytest.mark.container
 
 
-def _wait_for(port: int, child: "subprocess.Popen[bytes]") -> None:
-    for _ in range(100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert child.poll() is None, "sshd ended"
-        time.sleep(0.1)
-    raise AssertionError("sshd does not listen")
-
-
 @pytest.fixture(scope="module")
 def ssh_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An sshd of our own, with its own keys, and a client configuration that reaches it as `here`."""
-    sshd = require_program("sshd", "openssh-server")
-    require_program("ssh", "openssh-client")
-    home = tmp_path_factory.mktemp("sshd")
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / name], check=True)
-    (home / "authorized").write_text((home / "user.pub").read_text())
-    (home / "authorized").chmod(0o600)
-    port = free_port()
-    (home / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {home}/host\nAuthorizedKeysFile {home}/authorized\n"
-        f"PidFile {home}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
-    )
-    (home / "known").write_text(f"[127.0.0.1]:{port} {(home / 'host.pub').read_text()}")
-    (home / "config").write_text(
-        f"Host here\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n IdentityFile {home}/user\n"
-        f" IdentitiesOnly yes\n UserKnownHostsFile {home}/known\n StrictHostKeyChecking yes\n"
-    )
-    Path("/run/sshd").mkdir(exist_ok=True)  # its empty folder of privilege separation
-    child = subprocess.Popen([sshd, "-D", "-e", "-f", home / "sshd_config"], stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port, child)
-        yield home / "config"
-    finally:
-        child.terminate()
-        child.wait(10)
+    """Client configuration of an sshd of our own, which it reaches as `here`."""
+    with serve_ssh(tmp_path_factory.mktemp("sshd")) as server:
+        yield server.config
 
 
 def test_over_ssh_and_here_it_sees_the_same_machine(ssh_config: Path):

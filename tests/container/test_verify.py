@@ -8,9 +8,10 @@ import pytest
 from tests.models.damage import damage_gguf
 from tooling.boot import BootError, Reason
 from tooling.build import build
+from tooling.errors import InputError
 from tooling.gates.records import Verdict, worst
 from tooling.verify import VerifyRecord, verify_attached, verify_stack
-from tooling.verify.run import CPU_PLAN
+from tooling.verify.boots import CPU_PLAN
 
 pytestmark = pytest.mark.container
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,23 @@ def test_the_cpu_stack_goes_from_image_to_verdict(cpu_image, tmp_path):
     assert record.verdict is worst(gate.verdict for gate in record.gates)
     assert json.loads((tmp_path / "verify.json").read_text())["device"] == "cpu"
     assert record.model == {"tiny.gguf": record.model["tiny.gguf"]}
+
+
+def test_two_images_are_booted_by_turns_and_compared(cpu_image, tmp_path):
+    """Candidate and baseline are the same image here: whatever the host's noise, that must not fail."""
+    record = verify_stack("cpu", ROOT, boots=1, against=cpu_image, output=tmp_path)
+    assert len(record.boots) == len(record.baseline_boots) == 1
+    assert record.baseline_boots[0].started_at < record.boots[0].started_at
+    correctness = next(gate for gate in record.gates if gate.gate == "correctness")
+    assert any(check.name == "paired-with-baseline" for check in correctness.checks)
+    # One boot a side is too few to pass, and too few to fail.
+    assert _gate(record, "throughput") is Verdict.INCONCLUSIVE
+
+
+def test_an_image_to_compare_with_that_is_not_here_is_refused_before_any_boot(tmp_path):
+    with pytest.raises(InputError, match="not on this host"):
+        verify_stack("cpu", ROOT, against="no/such:image", output=tmp_path / "evidence")
+    assert not (tmp_path / "evidence").exists()
 
 
 @pytest.mark.parametrize("kind", ["zero-v", "swapped-qk", "int2"])
@@ -106,4 +124,5 @@ def test_the_gpu_image_boots_on_a_cpu_and_answers(tmp_path):
     assert _gate(record, "arguments") is Verdict.PASS
     assert _gate(record, "correctness") is Verdict.PASS, record.model_dump_json(indent=1)
     assert _gate(record, "log-triage") is Verdict.PASS, record.model_dump_json(indent=1)
+    assert _gate(record, "engine-kits") is Verdict.PASS, record.model_dump_json(indent=1)
     assert any("nothing is qualified for a GPU" in line for line in record.limitations)

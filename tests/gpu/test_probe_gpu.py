@@ -70,5 +70,6 @@ def test_hidden_devices_are_a_clear_result():
 def test_rungs_that_are_too_slow_are_named_and_leave_the_gpu_at_rest():
     code, document = probe("--no-collective", "--limit", "0.01")
     assert code == 1
-    assert {rung["outcome"] for rung in memory(document)} == {"hang"}
+    hung = {rung["device"] for rung in memory(document) if rung["outcome"] == "hang"}
+    assert hung == set(range(len(document["devices"])))  # at the latest the import: no process starts in 10 ms
     assert all(gpu["utilisation"] <= 5 for gpu in document["idle_after"])

@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -36,7 +38,7 @@ FILE = load_stack("cu130", ROOT)
 STACK = FILE.stack
 LOCK = read_lock(FILE, ROOT)
 ADDED = ingredients_of(FILE, LOCK, ROOT / "images")
-PLAIN = STACK.model_copy(update={"kernels": None, "patches": ()})
+PLAIN = STACK.model_copy(update={"kernels": None, "patches": (), "local_packages": ()})
 BASE = BaseImage(reference="base:1", image_id="sha256:1", packages={"libc6": "1"}, drift=(), epoch=86400)
 STEP = "#7 [packages 3/9] RUN --mount=type=bind,source=bin EPOCH=1 /run/build/bin/install-layer torch"
 
@@ -71,6 +73,37 @@ def test_the_dockerfile_goes_from_slow_to_fast_and_pulls_nothing():
     assert "\nUSER engine\n" in text
 
 
+def test_layers_are_pruned_in_the_step_that_installs_them():
+    pruned = STACK.model_copy(update={"prune": True})
+    text = render_dockerfile(pruned, BASE, ADDED, ROOT / "images", {}, ca=False)
+    assert text.count("source=prune,target=/run/build/prune") == len(STACK.layers)
+    whole = STACK.model_copy(update={"prune": False})
+    assert "build/prune" not in render_dockerfile(whole, BASE, ADDED, ROOT / "images", {}, ca=False)
+
+
+def test_the_pruner_keeps_what_the_stack_is_for(tmp_path):
+    pruned = STACK.model_copy(update={"prune": True})
+    gather(pruned, LOCK, assign_layers(STACK, LOCK), ADDED, images=ROOT / "images", context=tmp_path, epoch=1)
+    assert json.loads((tmp_path / "prune" / "policy.json").read_text())["targets"] == ["12.0", "12.1"]
+    assert json.loads((tmp_path / "expected.json").read_text())["pruned"] == "/opt/stack/share/prune.json"
+    program = tmp_path / "prune" / "prune.py"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            program,
+            tmp_path / "prune" / "policy.json",
+            tmp_path / "layers",
+            tmp_path / "r.json",
+        ],
+        env={"EPOCH": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout)["pruned"] == 0, "a layer without device code is no error"
+
+
 def test_without_a_ca_bundle_none_is_mounted():
     assert "id=ca" not in render_dockerfile(STACK, BASE, ADDED, ROOT / "images", {}, ca=False)
 
@@ -101,7 +134,7 @@ def test_what_an_image_knows_of_its_stack():
     document = stack_document(STACK, ADDED)
     assert document["serve"]["command"] == ["python", "-m", "sglang.launch_server"]
     assert document["targets"]["required"] == ["sm_120"]
-    assert document["kernels"] == ["pcie_ipc_comm", "pcie_ipc_ag_rs"]
+    assert document["kernels"] == ["pcie_ipc_comm", "pcie_ipc_ag_rs", "blackwell_kernels"]
     assert document["patches"]["flashinfer-python-0.7.2"] == ["0001-symmetric-memory-rdma-where-supported"]
     assert "0001-allreduce-fusion-on-sm120" not in document["patches"]["sglang-0.5.23"], "off by default"
     cublas = next(rule for rule in document["census"] if rule["name"] == "cuBLAS")
@@ -120,7 +153,10 @@ def _stages(text: str) -> dict[str, str]:
 
 
 def test_patches_are_the_last_content_and_kernels_are_compiled_once_each():
-    stages = _stages(render_dockerfile(STACK, BASE, ADDED, ROOT / "images", {}, ca=False))
+    assert STACK.kernels is not None
+    kernels = STACK.kernels.model_copy(update={"native": {}})
+    without = STACK.model_copy(update={"local_packages": (), "kernels": kernels})
+    stages = _stages(render_dockerfile(without, BASE, ADDED, ROOT / "images", {}, ca=False))
     assert list(stages) == [
         "packages", "contents", "patched", "kernel-patches", "kernel-sources",
         "kernel-pcie_ipc_comm", "kernel-pcie_ipc_ag_rs", "image",

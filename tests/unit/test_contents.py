@@ -1,5 +1,6 @@
 """The checks that run inside an image while it is built, on small trees."""
 
+import hashlib
 import subprocess
 import zipfile
 from pathlib import Path
@@ -46,6 +47,55 @@ def test_a_changed_file_and_a_missing_one_are_found(site):
     assert distributions.altered_files(found)[0] == ["alpha: alpha.py is not as in its wheel"]
     (site / "alpha.py").unlink()
     assert distributions.altered_files(found)[0] == ["alpha: alpha.py of its wheel is missing"]
+
+
+def _report(path: str, before: bytes, after: bytes | None) -> dict[str, object]:
+    """What the pruner writes of one file; see tooling/prune/records.py."""
+    return {
+        "files": [
+            {
+                "path": path,
+                "status": "deleted" if after is None else "pruned",
+                "sha256_before": hashlib.sha256(before).hexdigest(),
+                "sha256_after": "" if after is None else hashlib.sha256(after).hexdigest(),
+            },
+            {"path": "other.so", "status": "unchanged", "sha256_before": "", "sha256_after": ""},
+        ]
+    }
+
+
+def test_a_file_may_be_as_the_pruner_left_it_and_no_other_way(site):
+    found = distributions.read_distributions(site)
+    before, after = (site / "alpha.py").read_bytes(), b"x = 0\n"
+    pruned = distributions.read_pruned(site, _report("alpha.py", before, after))
+    (site / "alpha.py").write_bytes(after)
+    assert distributions.altered_files(found, pruned)[0] == []
+    assert distributions.altered_files(found)[0] == ["alpha: alpha.py is not as in its wheel"]
+    for content in (before, b"x = 3\n"):
+        (site / "alpha.py").write_bytes(content)
+        assert distributions.altered_files(found, pruned)[0] == ["alpha: alpha.py is not as it was pruned"]
+    (site / "alpha.py").unlink()
+    assert distributions.altered_files(found, pruned)[0] == ["alpha: alpha.py of its wheel is missing"]
+
+
+def test_a_file_that_the_pruner_deleted_may_be_gone(site):
+    found = distributions.read_distributions(site)
+    pruned = distributions.read_pruned(site, _report("alpha.py", (site / "alpha.py").read_bytes(), None))
+    assert distributions.altered_files(found, pruned)[0] == ["alpha: alpha.py is not as it was pruned"]
+    (site / "alpha.py").unlink()
+    assert distributions.altered_files(found, pruned)[0] == []
+
+
+def test_a_report_cannot_excuse_a_file_that_differed_before_or_that_no_wheel_has(site):
+    found = distributions.read_distributions(site)
+    (site / "alpha.py").write_bytes(b"x = 0\n")
+    forged = distributions.read_pruned(site, _report("alpha.py", b"something else", b"x = 0\n"))
+    assert distributions.altered_files(found, forged)[0] == [
+        "alpha: alpha.py was not as in its wheel when it was pruned"
+    ]
+    (site / "alpha.py").write_bytes(b"x = 1\n")
+    stray = distributions.read_pruned(site, _report("gamma.so", b"1", b"2"))
+    assert distributions.altered_files(found, stray)[0] == ["gamma.so was pruned, and no wheel has recorded it"]
 
 
 def test_a_tree_without_hashes_proves_nothing(tmp_path):

@@ -39,7 +39,7 @@ def test_the_version_contract():
     assert not selftest.check_engine({"engine": {"package": "no-such-thing", "version": "1"}}, {}).passed
 
 
-NOTHING: dict[str, Any] = {"cuda": None, "patches": {}, "kernels": [], "census": []}
+NOTHING: dict[str, Any] = {"cuda": None, "patches": {}, "kernels": [], "census": [], "local_packages": []}
 
 
 def test_a_stack_is_tested_for_what_it_has():
@@ -47,6 +47,7 @@ def test_a_stack_is_tested_for_what_it_has():
     assert selftest.check_nvcc not in selftest.checks_for(NOTHING)
     assert selftest.check_patches in selftest.checks_for({**NOTHING, "patches": {"a-1": ["0001-x"]}})
     assert selftest.check_kernels in selftest.checks_for({**NOTHING, "kernels": ["a"]})
+    assert selftest.check_local_packages in selftest.checks_for({**NOTHING, "local_packages": ["a"]})
     assert selftest.check_census in selftest.checks_for({**NOTHING, "census": [{}]})
 
 

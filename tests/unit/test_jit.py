@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,7 +29,7 @@ def seen(*, warm: bool = False, looks: int = 400, gap_s: float = 0.1, **more: ob
         longest_gap_s=gap_s,
         seconds={Phase.BOOT: 60.0, Phase.SERVING: 20.0},
         caches={"triton": "/root/.triton/cache"},
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -48,9 +48,9 @@ def test_whatever_compiles_while_serving_fails(more):
 
 
 def test_a_cold_boot_may_compile_and_a_warm_one_may_not():
-    early = (PTXAS.model_copy(update={"phase": Phase.BOOT}),)
-    assert verdicts(seen(compilers=early))["cold-boot"] is Verdict.PASS
-    assert verdicts(seen(warm=True, compilers=early))["warm-boot-compiles-nothing"] is Verdict.FAIL
+    at_boot: dict[str, Any] = {"compilers": (PTXAS.model_copy(update={"phase": Phase.BOOT}),)}
+    assert verdicts(seen(**at_boot))["cold-boot"] is Verdict.PASS
+    assert verdicts(seen(warm=True, **at_boot))["warm-boot-compiles-nothing"] is Verdict.FAIL
 
 
 @pytest.mark.parametrize("more", [{"looks": 3}, {"gap_s": 5.0}])

@@ -10,8 +10,8 @@ import pytest
 import unidiff
 
 from tests.unit.patch_trees import GATE, OPEN, TILE, install, patch, write_series
-from tooling.errors import InputError
-from tooling.patches import overlay
+from tooling.errors import CheckError, InputError
+from tooling.patches import importing, overlay
 from tooling.patches.errors import Fault, PatchError
 from tooling.patches.overlay import Plan, changed_files, reader, run, run_all, tree_sha256, verify_receipt
 from tooling.patches.record import record_series, write_record
@@ -148,6 +148,26 @@ def test_a_module_that_this_machine_cannot_import_anyway_is_a_limitation(
     (tree / "engine/__init__.py").write_text("import no_such_driver")
     receipt = run(plan, tree, tmp_path / "out2", import_check=True)
     assert receipt["not_importable"] == ["engine.gate"]
+
+
+def test_imports_that_do_not_end_in_time_say_nothing_of_the_patch(
+    plan: Plan, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(importing, "TIMEOUT_S", 0.5)
+    (tree / "engine/__init__.py").write_text("import time\ntime.sleep(60)\n")
+    with pytest.raises(CheckError, match=r"did not end within 0\.5 s") as caught:
+        run(plan, tree, tmp_path / "out", import_check=True)
+    assert not isinstance(caught.value, PatchError)
+
+
+def test_an_importing_process_that_dies_is_named_with_its_code(plan: Plan, tree: Path, tmp_path: Path):
+    (tree / "engine/__init__.py").write_text(
+        "import os, sys\nprint('bad allocation', file=sys.stderr)\nos._exit(7)\n"
+    )
+    receipt = run(plan, tree, tmp_path / "out", import_check=True)
+    assert receipt["not_importable"] == ["engine.gate"], "it dies without the patch as well"
+    found = importing._failures(tree, {}, ["engine.gate"])
+    assert found == {"engine.gate": "the importing process ended with code 7 and no answer: bad allocation"}
 
 
 def test_a_stale_compiled_file_of_equal_size_and_time_does_not_win(tree: Path, tmp_path: Path):

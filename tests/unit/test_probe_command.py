@@ -84,3 +84,13 @@ def test_the_host_s_kernel_log_and_engine_complete_the_container_s_view():
     merged = json.loads(with_host_facts(json.dumps(inside), json.dumps(outside)))
     assert merged["host"]["kernel_log"]["readable"]
     assert merged["host"]["engine"]["docker"]["Version"] == "29.1.0"
+
+
+def test_the_table_of_a_simulation_says_so(tmp_path: Path):
+    document = json.loads((DATA / "h200.json").read_text())
+    file = tmp_path / "simulated.json"
+    file.write_text(json.dumps({**document, "simulated": True}))
+    done = CliRunner().invoke(app, ["probe", "--from", str(file)])
+    assert "SIMULATION" in done.stdout
+    assert "simulation: true" in done.stdout
+    assert "SIMULATION" not in CliRunner().invoke(app, ["probe", "--from", str(DATA / "h200.json")]).stdout

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit import probe_examples as examples
 from tooling.errors import InputError
-from tooling.gates.records import Check, Verdict
+from tooling.gates.records import SIMULATION, Check, Verdict
 from tooling.probe.fingerprint import fingerprint
 from tooling.probe.fit import GIB, FitRequest, FitVerdict, fit
 from tooling.probe.kernel_log import read_kernel_log
@@ -258,6 +258,30 @@ def test_a_gpu_that_stays_busy_fails():
     raw["idle_after"][1] = {"utilisation": 100, "power_mw": 120_000}
     (check,) = failing(judge(examples.record(raw)))
     assert check.seen == "a GPU did not come to rest after the ladders: GPU 1: 100 %, 120 W"
+
+
+@pytest.mark.parametrize(
+    ("sysfs", "nvml", "node"),
+    [("1", [0], 1), ("-1", [0], 0), ("", [1], 1), ("", [0, 1], None), ("", None, None)],
+    ids=["sysfs-wins", "sysfs-unset", "no-sysfs", "two-nodes", "nobody-knows"],
+)
+def test_a_numa_node_comes_from_sysfs_or_else_from_nvml(sysfs: str, nvml: list[int] | None, node: int | None):
+    raw = examples.document(1)
+    raw["host"]["pci"][0]["numa_node"] = sysfs
+    raw["nvml"]["gpus"][0]["numa_nodes"] = nvml
+    assert examples.record(raw).gpus[0].numa_node == node
+
+
+@pytest.mark.parametrize("where", ["probe", "collector"])
+def test_a_stand_in_is_recorded_wherever_it_was_seen(where: str):
+    raw = examples.document(1)
+    if where == "probe":
+        raw["simulated"] = True
+    else:
+        raw["host"]["nvidia"]["cuda"] = {"rc": 0, "out": '{"init": 0, "simulated": true}'}
+    report = judge(examples.record(raw))
+    assert report.host.simulated
+    assert SIMULATION in report.result.limitations
 
 
 def test_advice_of_a_dual_socket_pcie_host():

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import probe
@@ -145,3 +146,22 @@ def test_acs_is_found_in_the_extended_configuration_space(tmp_path: Path):
     config[0x140:0x144] = (0x0003 | 1 << 16 | 0x100 << 20).to_bytes(4, "little")  # a list that bites its tail
     file.write_bytes(config)
     assert probe_collector.acs_control(str(file)) == -1
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+def test_rounds_hold_every_pair_once_and_no_gpu_twice(count: int):
+    rounds = probe_runner.rounds_of(count)
+    assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(count), 2))
+    assert all(len({gpu for pair in pairs for gpu in pair}) == 2 * len(pairs) for pairs in rounds)
+    assert len(rounds) == count - 1 + count % 2
+
+
+def test_only_pairs_that_push_both_ways_without_a_fault_are_timed():
+    def rungs(device: int, peer: int, outcome: str = "ok") -> list[dict[str, object]]:
+        facts = {"ladder": "pair", "device": device, "peer": peer, "outcome": outcome}
+        return [{**facts, "rung": name} for name in ("copy", "push")]
+
+    good = [*rungs(0, 1), *rungs(1, 0)]
+    half = rungs(0, 2)
+    wrong = [*rungs(1, 2), *rungs(2, 1, "wrong-data")]
+    assert probe.working_pairs([*good, *half, *wrong]) == [(0, 1)]

@@ -23,7 +23,7 @@ from tooling.prune.run import build_input, check_whole, package_files, prune_tre
 from tooling.records import sha256_of_file
 
 DATA = Path(__file__).parents[1] / "data" / "census"
-SCRIPT = Path(__file__).parents[2] / "images" / "build" / "prune.py"
+SCRIPT = Path(__file__).parents[2] / "images" / "prune" / "prune.py"
 NO_RULES = PruneRules()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.release_examples import CPU_POLICY, waiver
 from tooling import cli
-from tooling.commands.release import read_yaml
+from tooling.commands.release_options import read_yaml
 from tooling.errors import InputError
 from tooling.release.records import ReleasePolicy, Waiver
 from tooling.sign.keys import SigningKey

@@ -22,7 +22,7 @@ from tests.unit.release_examples import (
 from tooling.attest.hardware import Device, Gpu, Hardware
 from tooling.attest.statement import Statement
 from tooling.errors import InputError
-from tooling.gates.records import Verdict
+from tooling.gates.records import SIMULATION, Verdict
 from tooling.release.eligibility import version
 from tooling.release.policy import assess
 from tooling.release.records import (
@@ -101,6 +101,7 @@ def _other_gpu(name: str, capability: str) -> Hardware:
     [
         ({"hardware": _other_gpu("NVIDIA H200", "9.0")}, "compute capability 9.0, not 12.0"),
         ({"hardware": gpu_hardware(simulated=True)}, "a simulation played the hardware"),
+        ({"hardware": gpu_hardware(), "limitations": (SIMULATION,)}, "a simulation played the hardware"),
         ({"hardware": gpu_hardware(driver="570.86.10")}, "older than 580.65.06"),
         ({"hardware": gpu_hardware(driver="600.10")}, "not below 600"),
         ({"hardware": gpu_hardware(driver="unknown")}, "is no version"),

@@ -13,7 +13,7 @@ from tooling.gates.baselines import (
     find_baseline,
     record_baseline,
 )
-from tooling.gates.records import Check, Verdict
+from tooling.gates.records import Check, GateResult, Verdict, worst
 from tooling.gates.throughput import checks
 from tooling.gates.throughput.calibration import calibration_pace, compare_with_truth
 from tooling.gates.throughput.mock import Truth
@@ -26,7 +26,7 @@ from tooling.gates.throughput.plan import (
     ThroughputPlan,
     Window,
 )
-from tooling.gates.throughput.regression import boot_of, gated_metrics, judge_regression
+from tooling.gates.throughput.regression import boot_of, gated_metrics, judge_again, judge_regression
 from tooling.gates.verdict import Boot
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -307,3 +307,47 @@ def test_three_boots_against_a_stored_and_a_fresh_baseline_pass_or_fail(tmp_path
 def test_a_broken_precondition_makes_both_numbers_inconclusive():
     found = judge(measured(800), broken=("client-calibration: client-bound",))
     assert {check.verdict for check in found.values()} == {Verdict.INCONCLUSIVE}
+
+
+def result_of(now: Throughput, **more: Any) -> GateResult:
+    checks = (
+        Check(name="all-requests-completed", verdict=more.get("other", Verdict.PASS), seen="144 of 144"),
+        *judge(now).values(),
+    )
+    return GateResult(
+        gate="throughput",
+        verdict=worst(check.verdict for check in checks),
+        checks=checks,
+        configuration_sha256="0",
+        started="2026-01-01T00:00:00Z",
+        ended="2026-01-01T00:00:01Z",
+    )
+
+
+def again(now: Throughput, before: float, **more: Any) -> GateResult:
+    rate, time = gated_metrics(PLAN)
+    boots = [Boot(boot_id=str(index), value=before + index / 10) for index in range(3)]
+    times = [Boot(boot_id=str(index), value=10) for index in range(3)]
+    earlier = [boot_of(now, str(index))[rate.name] for index in range(2)]
+    return judge_again(
+        result_of(now, **more),
+        now,
+        boot_id="b",
+        fresh_baseline={rate.name: boots, time.name: times},
+        earlier_boots={rate.name: earlier, time.name: times[:2]},
+        broken=more.get("broken", ()),
+    )
+
+
+def test_boots_of_the_baseline_that_came_last_count_too():
+    assert again(measured(800), 800).verdict is Verdict.PASS
+    slower = again(measured(680), 800)
+    assert slower.verdict is Verdict.FAIL
+    assert [check.name for check in slower.checks if check.verdict is Verdict.FAIL] == ["output-rate@c32"]
+
+
+def test_an_unsound_boot_of_either_side_decides_nothing():
+    assert again(measured(680), 800, other=Verdict.INCONCLUSIVE).verdict is Verdict.INCONCLUSIVE
+    found = again(measured(680), 800, broken=["the baseline's boot b: client-bound"])
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "the baseline's boot b: client-bound" in found.checks[-1].details

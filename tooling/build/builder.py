@@ -43,6 +43,8 @@ from tooling.errors import BusyError, CheckError, CommandError, EngineError, Inp
 from tooling.gates.records import Verdict
 from tooling.lock.indexes import index_addresses, on_loopback, uv_index_variables
 from tooling.lock.resolve import read_lock
+from tooling.prune.records import PruneReport
+from tooling.prune.run import check_whole
 from tooling.records import now, sha256_of
 from tooling.stack import load_stack
 
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from tooling.base.bootstrap import BaseImage
     from tooling.dockerhost import BuildClient
     from tooling.lock.lockfile import Lock
+    from tooling.prune.records import PruneRules
     from tooling.stack.model import Stack, StackFile
 
 REPOSITORY = "blackwell-stacks"
@@ -224,7 +227,7 @@ def _inputs(
     unlabelled = render_dockerfile(stack, base, added, images, {}, ca=False)
     return BuildInputs(
         stack=stack.name,
-        stack_sha256=sha256_of(stack),
+        stack_sha256=stack.image_sha256,
         base={"reference": base.reference, "packages_sha256": sha256_of(base.packages)},
         base_drift=base.drift,
         lock_sha256=lock.content_sha256,
@@ -332,6 +335,7 @@ def _examine(job: _Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
             fix="split it into two layers in the stack",
         )
     contents = _contents(job.client, image_id)
+    pruned = _pruned(job.client, image_id, stack.prune_rules) if stack.prune_rules is not None else None
     kernels, kernel_count = _kernels(job.client, image_id, stack, inputs.kernels)
     selftest = run_selftest(job.client, image_id)
     job.durations_s["selftest"] = round(time.monotonic() - clock, 1)
@@ -344,6 +348,7 @@ def _examine(job: _Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
         size_bytes=sum(layer.bytes for layer in layers),
         layers=tuple(layers),
         contents=contents,
+        pruned=pruned.totals if pruned else {},
         patches=read_patch_receipts(job.client, image_id) if inputs.patches else (),
         kernels=kernels,
         kernel_count=kernel_count,
@@ -380,12 +385,32 @@ def image_layers(client: docker.DockerClient, image_id: str) -> list[ImageLayer]
 
 def _contents(client: docker.DockerClient, image_id: str) -> dict[str, Any]:
     """The report of the checks that ran while the image was built, read from the image itself."""
-    done = run_once(client, image_id, ["cat", "/opt/stack/share/contents.json"])
+    done = run_once(client, image_id, ["cat", f"{SHARE}/contents.json"])
     if done.exit_code:
         raise CheckError(
             "the image carries no report of its contents", image_id, details=done.stderr.splitlines()
         )
     report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def _pruned(client: docker.DockerClient, image_id: str, rules: PruneRules) -> PruneReport:
+    """What the pruner did in all layers together.
+
+    Raises:
+        CheckError: There is no report, nothing was pruned, or a rule matches no file.
+    """
+    done = run_once(client, image_id, ["cat", f"{SHARE}/prune.json"])
+    if done.exit_code:
+        raise CheckError(
+            "the image carries no report of its pruning", image_id, details=done.stderr.splitlines()
+        )
+    report = PruneReport.model_validate_json(done.stdout)
+    check_whole(report, rules)
+    totals = report.totals
+    console.say(
+        f"pruned: {totals['pruned']} libraries, {totals['bytes_removed'] / GB:.2f} GB of device code gone"
+    )
     return report
 
 

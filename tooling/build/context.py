@@ -12,10 +12,12 @@ import uv
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tooling.base.bootstrap import USER
+from tooling.build.local import local_packages
 from tooling.build.patching import package_directory, plan_files, put_applier, put_toolkit_files
 from tooling.census.architecture import parse_architecture, runs_on
 from tooling.census.rules import Expectation
 from tooling.lock.lockfile import pin_lines
+from tooling.prune.run import build_input, package_files
 from tooling.records import sha256_of, sha256_of_file
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tooling.census.rules import CensusRules
     from tooling.lock.lockfile import Lock, LockedWheel
     from tooling.patches.overlay import Plan
+    from tooling.prune.records import PruneRules
     from tooling.stack.model import Stack
 
 #: Libraries that the checks inside the image use; bound in during the build, never part of the image.
@@ -44,6 +47,8 @@ SELFTEST_FILES = (
     *(f"tooling/census/reader/{name}.py" for name in ("files", "scan", "span")),
 )
 SHARE = "/opt/stack/share"
+#: Files of `images/kernels` that compile modules of other packages; the rest there is a package of our own.
+COMPILE_FILES = ("compile_kernel.py",)
 #: Kernel modules that an earlier build made; they are no input, since equal inputs made them.
 IMPORTED = "imported"
 
@@ -77,7 +82,8 @@ def stack_document(stack: Stack, added: Ingredients) -> dict[str, Any]:
         "serve": stack.serve.model_dump(mode="json"),
         "environment": stack.environment,
         "patches": {plan.series: [patch.name for patch in plan.patches] for plan in added.plans},
-        "kernels": list(stack.kernels.modules) if stack.kernels else [],
+        "kernels": list(stack.kernels.names) if stack.kernels else [],
+        "local_packages": list(stack.local_packages),
         "census": required_code(added.census, stack.targets.required) if added.census else [],
     }
 
@@ -138,28 +144,42 @@ def gather(
     for name, wheels in layers.items():
         (context / "layers" / f"{name}.txt").write_text("\n".join([*pin_lines(wheels), ""]), encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__")
-    for folder, name in (
-        ("build", "bin"),
-        ("runtime", "runtime"),
-        ("checks", "checks"),
-        ("kernels", "kernels"),
-    ):
+    for folder, name in (("build", "bin"), ("runtime", "runtime"), ("checks", "checks")):
         shutil.copytree(images / folder, context / name, ignore=ignored)
+    (context / "kernels").mkdir()
+    for name in COMPILE_FILES:
+        shutil.copy2(images / "kernels" / name, context / "kernels")
+    for package in local_packages(stack, images):
+        package.put(context)
     shutil.copy2(uv.find_uv_bin(), context / "bin" / "uv")
     put_toolkit_files(SELFTEST_FILES, context / "runtime" / "lib")
     for library in _CHECK_LIBRARIES:
         shutil.copytree(package_directory(library), context / "checks" / "site" / library, ignore=ignored)
     if added.plans:
         put_applier(added.plans, context)
+    if stack.prune_rules is not None:
+        _put_pruner(stack, stack.prune_rules, images, context)
     expected = {
         "packages": {wheel.name: wheel.version for wheel in lock.wheels},
         "cuda": stack.cuda,
         "targets": list(stack.targets.required),
         "allow": [allowance.finding for allowance in stack.allow],
+        "pruned": f"{SHARE}/prune.json" if stack.prune_rules is not None else "",
     }
     for name, document in (("expected.json", expected), ("stack.json", stack_document(stack, added))):
         (context / name).write_text(json.dumps(document, indent=1, sort_keys=True), encoding="utf-8")
     return _settle(context, epoch)
+
+
+def _put_pruner(stack: Stack, rules: PruneRules, images: Path, context: Path) -> None:
+    """The pruner and what it keeps; the layers bind it, so that a change in it makes them again."""
+    folder = context / "prune"
+    for name, content in package_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    shutil.copy2(images / "prune" / "prune.py", folder / "prune.py")
+    targets = (*stack.targets.required, *stack.targets.optional)
+    (folder / "policy.json").write_bytes(build_input(targets, rules))
 
 
 def _settle(context: Path, epoch: int) -> dict[str, str]:
@@ -217,6 +237,8 @@ def render_dockerfile(
         kernels=stack.kernels,
         kernel_plans=own,
         jobs=stack.budget.compile_jobs,
+        local_packages=local_packages(stack, images),
+        prune=stack.prune_rules is not None,
     )
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from tooling import console
-from tooling.build.context import IMPORTED, SHARE
+from tooling.build.context import COMPILE_FILES, IMPORTED, SHARE
+from tooling.build.local import local_packages
 from tooling.build.patching import plan_files
 from tooling.build.record import KernelReceipt
 from tooling.census.architecture import parse_architecture
@@ -59,9 +60,14 @@ def kernel_inputs(
         "base": base.packages or base.reference,
         "lock": lock.content_sha256,
         "patches": list(plan_files(plan for plan in plans if plan.package == stack.kernels.package).values()),
-        "recipe": {path.name: sha256_of_file(path) for path in sorted((images / "kernels").glob("*.py"))},
+        "recipe": {name: sha256_of_file(images / "kernels" / name) for name in COMPILE_FILES},
     }
-    return {module: sha256_of({**shared, "module": module}) for module in stack.kernels.modules}
+    found = {module: sha256_of({**shared, "module": module}) for module in stack.kernels.modules}
+    for package in local_packages(stack, images):
+        if package.native:
+            own = {"architecture": package.architecture, "base": shared["base"], "lock": shared["lock"]}
+            found[package.module] = sha256_of({**own, "sources": package.native_files()})
+    return found
 
 
 def import_kernels(inputs: Mapping[str, str], context: Path, folder: Path | None = None) -> list[str]:
@@ -143,7 +149,7 @@ def read_kernels_of(
     Raises:
         CheckError: One is missing, or is not the file that its receipt names.
     """
-    places = {module: f"{SHARE}/kernels/{module}.json" for module in kernels.modules}
+    places = {module: f"{SHARE}/kernels/{module}.json" for module in kernels.names}
     texts = read_files(client, image, places.values())
     missing = [module for module, place in places.items() if place not in texts]
     if missing:

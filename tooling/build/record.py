@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from tooling.records import Record, sha256_of
 
 
@@ -12,7 +14,7 @@ class BuildInputs(Record):
 
     Attributes:
         stack: Name of the stack.
-        stack_sha256: Hash of the declaration.
+        stack_sha256: Hash of the declaration, what a release needs left out.
         base: Reference of the base, and hash of the versions found in it.
         base_drift: What of the base is not as locked; a release refuses any.
         lock_sha256: Hash of the pins.
@@ -111,6 +113,7 @@ class BuildRecord(Record):
         size_bytes: Sum of the layers.
         layers: From the base up.
         contents: Report of the checks over the files of all packages.
+        pruned: Totals of the pruning, files by status and bytes; empty for an image that was not pruned.
         patches: Receipts of the patch series.
         kernels: Receipts of the kernel modules.
         kernel_count: Kernels in those modules, all of them looked at.
@@ -131,6 +134,7 @@ class BuildRecord(Record):
     size_bytes: int
     layers: tuple[ImageLayer, ...]
     contents: dict[str, Any]
+    pruned: dict[str, int] = Field(default_factory=dict)
     patches: tuple[PatchReceipt, ...] = ()
     kernels: tuple[KernelReceipt, ...] = ()
     kernel_count: int = 0

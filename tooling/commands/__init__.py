@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from tooling.commands import (
+    bench_kernels,
     build,
     census,
     correctness,
+    deploy,
     gates,
+    hosts,
     inspect,
     judge,
     patches,
     probe,
     prune,
     release,
+    release_stack,
     throughput,
     triage,
     verify,
@@ -32,16 +36,20 @@ class CommandModule(Protocol):
 
 
 COMMAND_MODULES: tuple[CommandModule, ...] = (
+    bench_kernels,
     build,
     census,
     correctness,
+    deploy,
     gates,
+    hosts,
     inspect,
     judge,
     patches,
     probe,
     prune,
     release,
+    release_stack,
     throughput,
     triage,
     verify,

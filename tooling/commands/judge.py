@@ -1,4 +1,4 @@
-"""`judge`: the correctness gate's rules on what somebody else recorded."""
+"""`judge`: the rules of the correctness gate and of deploys on what somebody else recorded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tooling import console
+from tooling.deploy.recorded import judge_host
 from tooling.errors import InputError
 from tooling.gates.correctness.recorded import judge_bodies, judge_launches, judge_scores
 from tooling.gates.correctness.sse import judge_extraction
@@ -22,6 +23,7 @@ class Kind(StrEnum):
     STREAM = "stream"
     LAUNCHES = "launches"
     SCORES = "scores"
+    HOST = "host"
 
 
 def register(app: typer.Typer) -> None:
@@ -32,14 +34,17 @@ def register(app: typer.Typer) -> None:
 def judge(  # noqa: PLR0917  # options of a command line
     kind: Annotated[Kind, typer.Argument(help="What the file holds.")],
     file: Annotated[
-        Path, typer.Argument(help="Bodies, a stream's bytes, rows of launches, or a table of scores.")
+        Path,
+        typer.Argument(
+            help="Bodies, a stream's bytes, rows of launches, a table of scores, or messages of a host."
+        ),
     ],
     questions: Annotated[int | None, typer.Option(help="Questions behind each number.")] = None,
     extracted: Annotated[Path | None, typer.Option(help="stream: the text that a reader took from it.")] = None,
     whole: Annotated[Path | None, typer.Option(help="stream: the answer without streaming.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
-    """Judge recorded answers, streams, launches or scores by the gate's own rules."""
+    """Judge recorded answers, streams, launches, scores, or a host's own words, by the product's own rules."""
     raw = _read(file)
     text = raw.decode("utf-8", "replace")
     if kind is Kind.STREAM:
@@ -49,6 +54,8 @@ def judge(  # noqa: PLR0917  # options of a command line
         checks = [judge_extraction(raw, taken, _read(whole).decode().rstrip("\n") if whole else None)]
     elif kind is Kind.ANSWERS:
         checks = judge_bodies(text)
+    elif kind is Kind.HOST:
+        checks = judge_host(text)
     elif kind is Kind.LAUNCHES:
         checks = judge_launches(text, questions)
     else:

@@ -204,7 +204,8 @@ def _show(report: ProbeReport) -> None:
         )
     if host.gpus:
         console.out.print(facts)
-    checks = Table(title=f"probe: {report.result.verdict}", title_justify="left")
+    played = " (SIMULATION: evidence of nothing)" if host.simulated else ""
+    checks = Table(title=f"probe: {report.result.verdict}{played}", title_justify="left")
     for heading in ("check", "verdict", "seen"):
         checks.add_column(heading)
     for check in report.result.checks:

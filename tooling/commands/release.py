@@ -1,64 +1,52 @@
-"""Keys, releases, channels, exports: `keygen`, `release`, `releases`, `show`, `verify`, `promote` and more."""
+"""Keys, releases, channels, exports: `keygen`, `releases`, `show`, `verify`, `promote` and more."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from pathlib import Path  # noqa: TC003  # typer reads it at run time
+from typing import Annotated
 
 import typer
-import yaml
-from pydantic import TypeAdapter, ValidationError
 from rich.text import Text
 
 from tooling import console
+from tooling.commands.release_options import (
+    AsJson,
+    CaFile,
+    Evidence,
+    Image,
+    KeyFile,
+    PassphraseFile,
+    PlainHttp,
+    TrustPath,
+    Waivers,
+    opened,
+    read_yaml,
+    reference_of,
+    settings,
+    trusted,
+)
 from tooling.errors import CheckError, InputError
 from tooling.registry.access import probe_access
 from tooling.registry.layout import Layout, export_layout, import_layout
-from tooling.registry.reference import parse_reference
 from tooling.registry.repository import Repository
-from tooling.registry.transport import Settings
-from tooling.release.channels import promote, resolve
+from tooling.release.channels import promote
+from tooling.release.locate import release_or_digest
 from tooling.release.names import parse_release_name
 from tooling.release.publish import ReleaseRequest, release
 from tooling.release.records import ReleaseFacts, ReleasePolicy, Waiver
 from tooling.release.show import checklist, list_table, summary
 from tooling.release.verify import list_releases, verify
-from tooling.sign.keys import SigningKey, Trust, write_key_pair
+from tooling.sign.keys import SigningKey, write_key_pair
 from tooling.sign.passphrase import read_passphrase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tooling.release.evidence import Source
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-TrustPath = Annotated[
-    Path,
-    typer.Option(
-        "--trust",
-        envvar="BLACKWELL_STACKS_TRUST",
-        help="Public key that is believed, or a directory of them (*.pub).",
-    ),
-]
-KeyFile = Annotated[Path, typer.Option("--key", help="Private key file, made by keygen.")]
-PassphraseFile = Annotated[
-    Path | None, typer.Option("--passphrase-file", help="File whose first line is the key's passphrase.")
-]
-CaFile = Annotated[Path | None, typer.Option("--ca-file", help="Certificate authority of the registry (PEM).")]
-PlainHttp = Annotated[bool, typer.Option("--plain-http", help="Speak HTTP to a registry on another machine.")]
-Image = Annotated[str, typer.Argument(help="host[:port]/repository[:tag][@digest], or oci:DIRECTORY:TAG.")]
-
-_Model = TypeVar("_Model")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for command in (
         keygen_command,
-        release_command,
+        release_image_command,
         releases_command,
         show_command,
         verify_command,
@@ -85,19 +73,17 @@ def keygen_command(
     console.out.print(Text(f"key {key.id[:12]}: {private} (keep it secret), {public} (give it to every host)"))
 
 
-def release_command(
+def release_image_command(
     image: Image,
     *,
     policy: Annotated[Path, typer.Option("--policy", help="YAML file: what the release needs.")],
     key_file: KeyFile,
-    trust: TrustPath,
+    trust: TrustPath = None,
     stack: Annotated[str, typer.Option("--stack", help="Name of the stack.")],
     engine_version: Annotated[str, typer.Option("--engine-version", help="Version of its engine.")],
-    evidence: Annotated[
-        Path | None, typer.Option("--evidence", help="Directory of signed evidence, from any machine.")
-    ] = None,
+    evidence: Evidence = None,
     facts: Annotated[Path | None, typer.Option("--facts", help="YAML file: what inspection found.")] = None,
-    waivers: Annotated[Path | None, typer.Option("--waivers", help="YAML file: a list of waivers.")] = None,
+    waivers: Waivers = None,
     passphrase_file: PassphraseFile = None,
     ca_file: CaFile = None,
     plain_http: PlainHttp = False,
@@ -113,14 +99,14 @@ def release_command(
         facts=read_yaml(facts, ReleaseFacts) if facts else ReleaseFacts(),
         waivers=read_yaml(waivers, tuple[Waiver, ...]) if waivers else (),
     )
-    trusted = Trust.load(trust)
+    believed = trusted(trust)
     key = SigningKey.load(key_file, read_passphrase(passphrase_file))
-    reference = parse_reference(image)
+    reference = reference_of(image)
     name = reference.digest or reference.tag
     if not name:
         raise InputError("the image needs a digest or a tag", where=image, fix="add @sha256:...")
-    with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
-        done = release(request, repository, name, key=key, trust=trusted, now=datetime.now(UTC))
+    with Repository(reference, settings(ca_file, plain_http=plain_http)) as repository:
+        done = release(request, repository, name, key=key, trust=believed, now=datetime.now(UTC))
     for line in done.rejected:
         console.say(f"does not count: {line}")
     if as_json:
@@ -133,15 +119,15 @@ def release_command(
 def releases_command(
     repository: Annotated[str, typer.Argument(help="host[:port]/repository, or oci:DIRECTORY.")],
     *,
-    trust: TrustPath,
+    trust: TrustPath = None,
     ca_file: CaFile = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """List the releases of a repository with their status; exit code 1 when one does not hold."""
-    trusted = Trust.load(trust)
-    with _open(repository, ca_file, plain_http=plain_http) as (source, _):
-        listed = list_releases(source, trusted, now=datetime.now(UTC))
+    believed = trusted(trust)
+    with opened(repository, ca_file, plain_http=plain_http) as place:
+        listed = list_releases(place.source, believed, now=datetime.now(UTC))
     if not listed:
         raise CheckError("there is no release", where=repository, fix="check the name, or release something")
     bad = [f"{item.name}: {item.problem}" for item in listed if item.problem]
@@ -156,16 +142,20 @@ def releases_command(
 def show_command(
     image: Image,
     *,
-    trust: TrustPath,
+    trust: TrustPath = None,
     ca_file: CaFile = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a release: status, hardware, checklist, waivers (expired ones too), limitations."""
-    trusted = Trust.load(trust)
-    with _open(image, ca_file, plain_http=plain_http) as (source, name):
+    believed = trusted(trust)
+    with opened(image, ca_file, plain_http=plain_http) as place:
         found = verify(
-            source, _resolved(source, name, trusted), trusted, now=datetime.now(UTC), allow_expired_waivers=True
+            place.source,
+            release_or_digest(place.source, place.name, believed),
+            believed,
+            now=datetime.now(UTC),
+            allow_expired_waivers=True,
         )
     if as_json:
         console.print_json(found)
@@ -177,7 +167,7 @@ def show_command(
 def verify_command(
     image: Image,
     *,
-    trust: TrustPath,
+    trust: TrustPath = None,
     policy: Annotated[Path | None, typer.Option("--policy", help="A policy of your own as well.")] = None,
     allow_expired_waivers: Annotated[
         bool, typer.Option("--allow-expired-waivers", help="Only report waivers that have run out.")
@@ -187,13 +177,13 @@ def verify_command(
     as_json: AsJson = False,
 ) -> None:
     """Check a release or channel: signatures, digests, named evidence, policy; print status and hardware."""
-    trusted = Trust.load(trust)
+    believed = trusted(trust)
     own = read_yaml(policy, ReleasePolicy) if policy else None
-    with _open(image, ca_file, plain_http=plain_http) as (source, name):
+    with opened(image, ca_file, plain_http=plain_http) as place:
         found = verify(
-            source,
-            _resolved(source, name, trusted),
-            trusted,
+            place.source,
+            release_or_digest(place.source, place.name, believed),
+            believed,
             now=datetime.now(UTC),
             policy=own,
             allow_expired_waivers=allow_expired_waivers,
@@ -209,7 +199,7 @@ def promote_command(
     channel: Annotated[str, typer.Argument(help="candidate or stable.")],
     *,
     key_file: KeyFile,
-    trust: TrustPath,
+    trust: TrustPath = None,
     reason: Annotated[str, typer.Option("--reason", help="Why, for the log.")] = "",
     passphrase_file: PassphraseFile = None,
     ca_file: CaFile = None,
@@ -217,12 +207,12 @@ def promote_command(
     as_json: AsJson = False,
 ) -> None:
     """Move a channel to a release, forwards or back, with an entry in its signed log."""
-    trusted = Trust.load(trust)
+    believed = trusted(trust)
     key = SigningKey.load(key_file, read_passphrase(passphrase_file))
-    reference = parse_reference(release_image)
-    with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
+    reference = reference_of(release_image)
+    with Repository(reference, settings(ca_file, plain_http=plain_http)) as repository:
         entry = promote(
-            repository, channel, reference.tag, key=key, trust=trusted, now=datetime.now(UTC), reason=reason
+            repository, channel, reference.tag, key=key, trust=believed, now=datetime.now(UTC), reason=reason
         )
     if as_json:
         console.print_json(entry)
@@ -236,17 +226,17 @@ def export_layout_command(
     image: Annotated[str, typer.Argument(help="host[:port]/repository:RELEASE.")],
     directory: Annotated[Path, typer.Argument(help="New directory.")],
     *,
-    trust: TrustPath,
+    trust: TrustPath = None,
     ca_file: CaFile = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a verified release with all its records into an OCI layout directory, for an air gap."""
-    reference = parse_reference(image)
-    trusted = Trust.load(trust)
-    with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
-        name = _resolved(repository, reference.tag or reference.digest, trusted)
-        found = verify(repository, name, trusted, now=datetime.now(UTC), allow_expired_waivers=True)
+    reference = reference_of(image)
+    believed = trusted(trust)
+    with Repository(reference, settings(ca_file, plain_http=plain_http)) as repository:
+        name = release_or_digest(repository, reference.tag or reference.digest, believed)
+        found = verify(repository, name, believed, now=datetime.now(UTC), allow_expired_waivers=True)
         layout = export_layout(repository, repository.manifest(found.digest), found.release.name, directory)
     _tell_copied(found.release.name, found.digest, layout.name, as_json=as_json)
 
@@ -255,21 +245,21 @@ def import_layout_command(
     directory: Annotated[Path, typer.Argument(help="OCI layout directory, as export-layout wrote it.")],
     repository_name: Annotated[str, typer.Argument(help="host[:port]/repository.")],
     *,
-    trust: TrustPath,
+    trust: TrustPath = None,
     ca_file: CaFile = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify a release in a directory and write it into a registry; its tag comes last."""
-    trusted = Trust.load(trust)
+    believed = trusted(trust)
     layout = Layout.open(directory)
     names = [tag for tag in layout.tags() if parse_release_name(tag)]
     if len(names) != 1:
         raise InputError("the directory does not hold exactly one release", where=str(directory), details=names)
-    found = verify(layout, names[0], trusted, now=datetime.now(UTC), allow_expired_waivers=True)
-    with Repository(parse_reference(repository_name), _settings(ca_file, plain_http=plain_http)) as repository:
+    found = verify(layout, names[0], believed, now=datetime.now(UTC), allow_expired_waivers=True)
+    with Repository(reference_of(repository_name), settings(ca_file, plain_http=plain_http)) as repository:
         import_layout(layout, repository, names[0])
-        verify(repository, names[0], trusted, now=datetime.now(UTC), allow_expired_waivers=True)
+        verify(repository, names[0], believed, now=datetime.now(UTC), allow_expired_waivers=True)
     _tell_copied(names[0], found.digest, repository.name, as_json=as_json)
 
 
@@ -281,57 +271,13 @@ def registry_access_command(
     as_json: AsJson = False,
 ) -> None:
     """Say whether this machine's engine may pull an image, and with which login; exit code 1 when not."""
-    report = probe_access(parse_reference(image), _settings(ca_file, plain_http=plain_http))
+    report = probe_access(reference_of(image), settings(ca_file, plain_http=plain_http))
     if as_json:
         console.print_json(report)
         raise typer.Exit(0 if report.engine_can_pull else 1)
     console.out.print(Text(f"{report.image}: {report.diagnosis}"))
     if not report.engine_can_pull:
         raise CheckError(report.diagnosis, where=report.image, fix=report.advice)
-
-
-def read_yaml(path: Path, kind: type[_Model]) -> _Model:
-    """Read a YAML file as a record.
-
-    Raises:
-        InputError: It cannot be read, or is none.
-    """
-    try:
-        value: Any = yaml.safe_load(path.read_text())
-        return TypeAdapter(kind).validate_python(value)
-    except OSError as error:
-        raise InputError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
-    except yaml.YAMLError as error:
-        raise InputError(f"the file is no YAML: {error}", where=str(path)) from error
-    except ValidationError as error:
-        lines = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-        raise InputError("the file does not hold what it should", where=str(path), details=lines) from error
-
-
-def _settings(ca_file: Path | None, *, plain_http: bool) -> Settings:
-    return Settings(ca_file=ca_file, plain_http=plain_http, notify=console.say)
-
-
-@contextmanager
-def _open(image: str, ca_file: Path | None, *, plain_http: bool) -> Iterator[tuple[Source, str]]:
-    """A registry's repository or a layout directory, and the tag or digest in it."""
-    if image.startswith("oci:"):
-        directory, _, tag = image.removeprefix("oci:").partition(":")
-        layout = Layout.open(Path(directory))
-        yield layout, tag or next(iter(layout.tags()), "")
-        return
-    reference = parse_reference(image)
-    with Repository(reference, _settings(ca_file, plain_http=plain_http)) as repository:
-        yield repository, reference.digest or reference.tag
-
-
-def _resolved(source: Source, name: str, trust: Trust) -> str:
-    """What to verify: a release or digest as it is, a channel by its signed log, never by its tag alone."""
-    if not name:
-        raise InputError("which release is meant?", where=source.name, fix="add a tag, see `releases`")
-    if name.startswith("sha256:") or parse_release_name(name):
-        return name
-    return resolve(source, name, trust).entry.release
 
 
 def _tell_copied(name: str, digest: str, where: str, *, as_json: bool) -> None:

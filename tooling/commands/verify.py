@@ -42,6 +42,9 @@ def verify(
     tier: TierOption = Tier.T0,
     argument: Annotated[list[str] | None, typer.Option(help="A further serve argument, e.g. --x=1.")] = None,
     boots: Annotated[int, typer.Option(help="Boots; a comparison with a baseline needs three or more.")] = 1,
+    against: Annotated[
+        str, typer.Option(help="Image to compare with, booted by turns: A B B A. Give --boots 3 or more.")
+    ] = "",
     baselines: Baselines = None,
     save_baseline: Annotated[bool, typer.Option(help="Make these boots the baseline in --baselines.")] = False,
     output: Output = None,
@@ -59,6 +62,7 @@ def verify(
         tier=tier,
         extra=argument or (),
         boots=boots,
+        against=against,
         baselines=baselines,
         save=save_baseline,
         output=output,

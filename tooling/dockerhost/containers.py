@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from docker.errors import NotFound
 
@@ -42,6 +42,19 @@ def run_once(client: docker.DockerClient, image: str, command: Sequence[str]) ->
         return Finished(exit_code, out, err)
     finally:
         container.remove(force=True)
+
+
+def execute_in(client: docker.DockerClient, container: str, command: Sequence[str]) -> Finished:
+    """Run one command in a container that runs already, as its own user, and read all that it printed.
+
+    Args:
+        client: The engine.
+        container: Its id or name.
+        command: What to run.
+    """
+    done: Any = client.containers.get(container).exec_run(list(command), demux=True)
+    out, err = (piece or b"" for piece in done.output)
+    return Finished(done.exit_code, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
 def read_files(client: docker.DockerClient, image: str, paths: Iterable[str]) -> dict[str, bytes]:

@@ -22,6 +22,9 @@ class Verdict(StrEnum):
     NO_BASELINE = "NO_BASELINE"
 
 
+#: The limitation of a result for which something only played the hardware: no policy lets it count.
+SIMULATION = "simulation: true; a stand-in played the driver, and this qualifies nothing"
+
 #: From worst to best: a gate is as good as its worst check.
 _SEVERITY = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NO_BASELINE, Verdict.PASS)
 

@@ -90,7 +90,7 @@ def inspect_image(
         limitations=tuple(limitations),
         configuration_sha256=sha256_of(
             {
-                "stack": stack.model_dump(mode="json"),
+                "stack": stack.image_sha256,
                 "census": added.census.model_dump(mode="json") if added.census else None,
                 "plans": [plan.to_json() for plan in added.plans],
             }

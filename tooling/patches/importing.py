@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from tooling.errors import CheckError
 from tooling.patches.errors import Fault, PatchError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Seconds for all imports of one tree; engines import torch first.
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 #: Names a folder for the bytecode of what is imported. An image has none of its own, and compiling an engine's
 #: few thousand modules takes longer than all else here.
 BYTECODE_VARIABLE = "PATCH_CHECK_BYTECODE"
@@ -70,6 +71,7 @@ def check_imports(root: Path, out: Path, paths: Iterable[str]) -> list[str]:
 
     Raises:
         PatchError: A module can be imported without the patch and cannot with it.
+        CheckError: The imports did not end in time, which says nothing of the patch.
     """
     modules = {name: path for path in paths if (name := module_of(path))}
     changed = {name: str(out / path) for name, path in modules.items()}
@@ -100,7 +102,16 @@ def _failures(root: Path, changed: dict[str, str], modules: list[str]) -> dict[s
         done = subprocess.run(
             argv, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
+    except subprocess.TimeoutExpired as error:
+        raise CheckError(
+            f"the import check of {len(modules)} changed modules did not end within {TIMEOUT_S:g} s",
+            where=str(root),
+            fix="build again on a less busy machine; nothing is known of the patches",
+        ) from error
+    try:
         answer: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
-    except (subprocess.TimeoutExpired, IndexError, ValueError):
-        return dict.fromkeys(modules, "the importing process ended without an answer")
+    except (IndexError, ValueError):
+        last = " ".join(done.stderr.split()[-40:])
+        reason = f"the importing process ended with code {done.returncode} and no answer: {last}"
+        return dict.fromkeys(modules, reason)
     return answer

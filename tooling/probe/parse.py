@@ -108,7 +108,7 @@ def _record(raw: Raw, host: Raw) -> HostRecord:
     kind = next((name for name in ("vm", "lxc") if virtualisation.startswith(name)), kind)
     return HostRecord(
         source=Source.IMAGE if raw["source"].text() == "image" else Source.HOST,
-        simulated=raw["simulated"].flag() is True,
+        simulated=True in {raw["simulated"].flag(), _json(nvidia["cuda"]["out"].text())["simulated"].flag()},
         collected=host["collected"].text(),
         gpus=gpus,
         pci_devices=tuple(each["driver"].text() or "no driver" for each in host["pci"].items()),
@@ -184,6 +184,7 @@ def _nvml_gpu(raw: Raw, devices: list[Raw]) -> GpuFacts:
             capability = f"{attributes['capability_major'].whole()}.{attributes['capability_minor'].whole()}"
     bits = raw["throttle_reasons"].whole() or 0
     rows = raw["remapped_rows"]
+    nodes = [node for each in raw["numa_nodes"].items() if (node := each.whole()) is not None]
 
     def watts(name: str) -> float | None:
         value = raw[name].whole()
@@ -210,6 +211,7 @@ def _nvml_gpu(raw: Raw, devices: list[Raw]) -> GpuFacts:
         pcie_generation_max=raw["pcie_generation_max"].whole(),
         pcie_width=raw["pcie_width"].whole(),
         pcie_width_max=raw["pcie_width_max"].whole(),
+        numa_node=nodes[0] if len(nodes) == 1 else None,
         mig=raw["mig"].flag(),
         persistence=raw["persistence"].flag(),
         vbios=raw["vbios"].text(),
@@ -234,9 +236,8 @@ def _with_pci(gpu: GpuFacts, functions: list[Raw]) -> GpuFacts:
             values = [bridge["acs_control"].whole() for bridge in each["bridges"].items()]
             known = [value for value in values if value is not None and value != _UNSUPPORTED_ACS]
             redirect = any(value & _ACS_REDIRECT for value in known) if None not in values and values else None
-            return gpu.model_copy(
-                update={"numa_node": node if node is not None and node >= 0 else None, "acs_redirect": redirect}
-            )
+            known_node = node if node is not None and node >= 0 else gpu.numa_node
+            return gpu.model_copy(update={"numa_node": known_node, "acs_redirect": redirect})
     return gpu
 
 

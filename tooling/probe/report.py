@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tooling.gates.records import GateResult, worst
+from tooling.gates.records import SIMULATION, GateResult, worst
 from tooling.probe.compare import changes
 from tooling.probe.fingerprint import fingerprint
 from tooling.probe.fit import capability_of
@@ -36,7 +36,7 @@ def judge(host: HostRecord, last_good: HostRecord | None = None, notes: Sequence
     checks = (*judge_host(host, changed), *ladder_checks)
     limitations = [*host.unknown]
     if host.simulated:
-        limitations.append("a stand-in played the driver: this qualifies nothing")
+        limitations.append(SIMULATION)
     if has_gpu(host) and not host.rungs:
         limitations.append("no ladder ran: what the driver grants was read, not tried")
     if len(host.gpus) == 1:

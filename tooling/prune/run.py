@@ -83,7 +83,7 @@ def check_whole(report: PruneReport, rules: PruneRules) -> None:
 
 
 def package_files() -> dict[str, bytes]:
-    """The part of this package that runs inside an image build, by path beside `images/build/prune.py`."""
+    """The part of this package that runs inside an image build, by path beside `images/prune/prune.py`."""
     found = {f"{package}/__init__.py": b"" for package in ("tooling", "tooling/census")}
     for package in _PACKAGES:
         for source in files(package).iterdir():
@@ -93,7 +93,7 @@ def package_files() -> dict[str, bytes]:
 
 
 def build_input(targets: Iterable[str], rules: PruneRules) -> bytes:
-    """What `images/build/prune.py` reads: targets and patterns as JSON.
+    """What `images/prune/prune.py` reads: targets and patterns as JSON.
 
     Raises:
         InputError: A target is not an architecture, or there is none.

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tooling.attest.hardware import Device, Hardware
+from tooling.gates.records import SIMULATION
 from tooling.release.records import GateRequirement, Place, ReleasePolicy, instant
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def why_not(
     measured = gate.result.measured
     result = measured.result
     reasons = (
-        _hardware_reason(policy, measured.hardware) if requirement.place is Place.TARGET else "",
+        "a simulation played the hardware" if SIMULATION in result.limitations else "",
+        hardware_reason(policy, measured.hardware) if requirement.place is Place.TARGET else "",
         f"machine of class {measured.hardware.hardware_class}, not {hardware_class}"
         if hardware_class and measured.hardware.hardware_class != hardware_class
         else "",
@@ -65,7 +67,7 @@ def why_not(
     return next((reason for reason in reasons if reason), "")
 
 
-def _hardware_reason(policy: ReleasePolicy, hardware: Hardware) -> str:
+def hardware_reason(policy: ReleasePolicy, hardware: Hardware) -> str:
     """Why a machine is not the target; empty when it is."""
     if hardware.device is not policy.device:
         return f"device {hardware.device.value} never stands in for {policy.device.value}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tooling.attest.gate import TestResult
+from tooling.attest.inventory import Inventory
 from tooling.attest.provenance import Provenance
 from tooling.attest.sbom import SBOM_PREDICATE_TYPE
 from tooling.attest.statement import Predicate, StatementError
@@ -106,30 +107,45 @@ def write_evidence(statement: Statement, key: SigningKey, directory: Path) -> Pa
         what = "provenance"
     elif statement.predicate_type == SBOM_PREDICATE_TYPE:
         what = "sbom"
+    elif statement.predicate_type == Inventory.PREDICATE_TYPE:
+        what = "inventory"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{what}-{sha256_of(statement.payload())[:12]}{SUFFIX}"
     path.write_bytes(sign(statement, key))
     return path
 
 
-def collect_directory(directory: Path, digest: str, trust: Trust) -> Collected:
-    """Read every evidence file of a directory; they may come from any machine.
+def collect_directory(place: Path, digest: str, trust: Trust) -> Collected:
+    """Read the evidence about one image from a file or a directory; it may come from any machine.
 
     Raises:
-        InputError: The directory cannot be read, or holds no evidence file.
+        InputError: The place cannot be read, or holds no evidence file.
     """
+    return _sort(_files(place), trust, digest)
+
+
+def read_directory(place: Path, trust: Trust) -> Collected:
+    """Read the evidence of a file or a directory, whatever image it is about.
+
+    Raises:
+        InputError: The place cannot be read, or holds no evidence file.
+    """
+    return _sort(_files(place), trust, "")
+
+
+def _files(place: Path) -> list[tuple[str, bytes]]:
     try:
-        files = sorted(directory.glob(f"*{SUFFIX}")) if directory.is_dir() else []
+        files = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place] if place.is_file() else []
         bundles = [(str(file), file.read_bytes()) for file in files]
     except OSError as error:
         raise InputError(f"the evidence cannot be read: {error.strerror}", where=str(error.filename)) from error
     if not bundles:
         raise InputError(
             f"no evidence (*{SUFFIX}) is there",
-            where=str(directory),
+            where=str(place),
             fix="run the gates, or name another place",
         )
-    return _sort(bundles, digest, trust)
+    return bundles
 
 
 def collect_referrers(source: Source, digest: str, trust: Trust) -> Collected:
@@ -145,7 +161,7 @@ def collect_referrers(source: Source, digest: str, trust: Trust) -> Collected:
         except (NotFoundError, ContentError, IndexError) as error:
             what = error.what if isinstance(error, (NotFoundError, ContentError)) else "it has no layer"
             damaged.append(Rejected(descriptor.digest, what, type(error)))
-    sorted_ = _sort(bundles, digest, trust)
+    sorted_ = _sort(bundles, trust, digest)
     return Collected(sorted_.signed, (*sorted_.rejected, *damaged))
 
 
@@ -155,24 +171,25 @@ def merge(*collections: Collected) -> Collected:
     return Collected(tuple(signed.values()), tuple(item for one in collections for item in one.rejected))
 
 
-def _sort(bundles: Iterable[tuple[str, bytes]], digest: str, trust: Trust) -> Collected:
+def _sort(bundles: Iterable[tuple[str, bytes]], trust: Trust, digest: str) -> Collected:
+    """What counts of some bundles; an empty digest takes those about any image."""
     signed: list[Signed] = []
     rejected: list[Rejected] = []
     for source, content in bundles:
         try:
-            signed.append(_read(content, digest, trust))
+            signed.append(_read(content, trust, digest))
         except (SignatureError, StatementError) as error:
             rejected.append(Rejected(source, error.what, type(error)))
     return Collected(tuple(signed), tuple(rejected))
 
 
-def _read(content: bytes, digest: str, trust: Trust) -> Signed:
+def _read(content: bytes, trust: Trust, digest: str) -> Signed:
     if len(content) > _BUNDLE_MAX_BYTES:
         raise StatementError(f"a record of {len(content)} bytes is not read")
     signed = verify(content, trust)
-    if signed.statement.digest != digest:
+    if digest and signed.statement.digest != digest:
         raise StatementError(f"it is about {signed.statement.digest}, another image")
-    for kind in (TestResult, Provenance, ReleaseRecord, ChannelEntry):
+    for kind in (TestResult, Provenance, Inventory, ReleaseRecord, ChannelEntry):
         if signed.statement.predicate_type == kind.PREDICATE_TYPE:
             signed.statement.read(kind)  # a shape that is not known here must not count
     return signed
@@ -204,6 +221,8 @@ def name_attestations(signed: Sequence[Signed]) -> tuple[NamedAttestation, ...]:
             named.append(NamedAttestation(kind="provenance", name="provenance", **common))
         elif item.statement.predicate_type == SBOM_PREDICATE_TYPE:
             named.append(NamedAttestation(kind="sbom", name="sbom", **common))
+        elif item.statement.predicate_type == Inventory.PREDICATE_TYPE:
+            named.append(NamedAttestation(kind="inventory", name="inventory", **common))
     return tuple(sorted(named, key=lambda entry: (entry.kind, entry.name, entry.payload_sha256)))
 
 

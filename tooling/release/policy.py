@@ -14,6 +14,7 @@ from tooling.release.eligibility import GateEvidence, why_not
 from tooling.release.records import (
     Assessment,
     ChecklistItem,
+    Enough,
     GateRequirement,
     Place,
     ReleaseFacts,
@@ -111,16 +112,16 @@ def _build_items(policy: ReleasePolicy, builds: Sequence[tuple[Provenance, str]]
         text=f"built {provenance.run_details.metadata.finished_on} from {inputs} pinned inputs",
         evidence_sha256=payload,
     )
-    if policy.allow_drifted_base:
-        return (built,)
     drifted = sorted({name for build, _ in builds for name in build.drifted_packages})
+    bad = drifted and not policy.allow_drifted_base
     base = ChecklistItem(
         requirement="base-not-drifted",
-        state=State.FAILED if drifted else State.MET,
-        text=f"base packages that are not the locked ones: {', '.join(drifted)}"
+        state=State.FAILED if bad else State.MET,
+        text=("" if bad else "allowed by the policy, ")
+        + f"base packages that are not the locked ones: {', '.join(drifted)}"
         if drifted
         else "every base package is the locked one",
-        to_do="lock the base again and rebuild" if drifted else "",
+        to_do="lock the base again and rebuild" if bad else "",
         evidence_sha256=payload,
     )
     return built, base
@@ -171,6 +172,13 @@ def _gate_item(
             text=f"{len(result.checks)} checks passed, {latest.describe()}",
             evidence_sha256=latest.payload_sha256,
         )
+    if result.verdict is not Verdict.FAIL and requirement.enough is Enough.NO_FAILURE:
+        return ChecklistItem(
+            requirement=name,
+            state=State.MET,
+            text=f"{result.verdict.value}, no failure, which is enough for this policy, {latest.describe()}",
+            evidence_sha256=latest.payload_sha256,
+        )
     bad = [f"{check.name}: {check.seen}" for check in result.checks if check.verdict is not Verdict.PASS]
     return ChecklistItem(
         requirement=name,
@@ -200,8 +208,9 @@ def _fact_items(policy: ReleasePolicy, facts: ReleaseFacts) -> list[ChecklistIte
             _list_item(
                 "arch-gates-judged",
                 facts.unjudged_arch_gates,
-                bad="architecture gates that nobody has judged",
-                good="every architecture gate is judged",
+                bad="new architecture gates that nobody has judged",
+                good="no architecture gate is new and unjudged"
+                + ("" if facts.previous else "; it is the first release, with nothing to compare with"),
                 to_do="scan the image and judge each new gate",
             )
         )
@@ -306,8 +315,10 @@ def _status(policy: ReleasePolicy, items: Sequence[ChecklistItem]) -> Status:
     """How far the image is proved. A waiver lets a release exist; it proves nothing."""
     on_image = {f"gate:{gate.gate}" for gate in policy.gates if gate.place is Place.IMAGE}
     met = {item.requirement: item.state is State.MET for item in items}
-    target = [met[name] for name in met if name.startswith("gate:") and name.partition("@")[0] not in on_image]
-    source = [met[name] for name in met if name == PROVENANCE or name.partition("@")[0] in on_image]
+    no_proof = {f"gate:{gate.gate}" for gate in policy.gates if gate.enough is not Enough.PASS}
+    gates = {name: name.partition("@")[0] for name in met if name.startswith("gate:")}
+    target = [met[name] for name, gate in gates.items() if gate not in on_image | no_proof]
+    source = [met[name] for name in met if name == PROVENANCE or name.partition("@")[0] in on_image - no_proof]
     if not all(source):
         return Status.UNTESTED
     return Status.QUALIFIED if target and all(target) else Status.SOURCE_QUALIFIED

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tooling.attest.gate import TestResult
+from tooling.attest.inventory import Inventory
 from tooling.attest.provenance import Provenance
 from tooling.attest.sbom import Sbom
 from tooling.attest.statement import Statement
@@ -236,7 +237,7 @@ def _evidence(policy: ReleasePolicy, collected: Collected) -> list[Signed]:
         for item in collected.of(TestResult)
         if item.statement.read(TestResult).measured.result.gate in required
     ]
-    return [*runs, *collected.of(Provenance), *collected.of(Sbom)]
+    return [*runs, *collected.of(Provenance), *collected.of(Sbom), *collected.of(Inventory)]
 
 
 def _signed_record(

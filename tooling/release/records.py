@@ -53,6 +53,13 @@ class Place(StrEnum):
     TARGET = "target"  # needs the hardware that the stack is for
 
 
+class Enough(StrEnum):
+    """Which verdict of a gate a release can do with."""
+
+    PASS = "pass"  # noqa: S105  # not a password
+    NO_FAILURE = "no-failure"  # it ran and found nothing wrong; it proves nothing and raises no status
+
+
 class GateRequirement(Record):
     """One gate that a release needs.
 
@@ -64,10 +71,13 @@ class GateRequirement(Record):
         hardware_classes: Classes of machines, each of which needs a passing run; empty: any one target machine.
         max_age_days: Evidence older than this does not count; None: the policy's own limit.
         minimum_boots: How many boots the record must cover.
+        enough: Which verdict is enough; less than a pass is for gates whose number has nothing to be held
+            against, e.g. the speed of whichever CPU is at hand.
     """
 
     gate: str = Field(min_length=1)
     place: Place = Place.TARGET
+    enough: Enough = Enough.PASS
     checks: tuple[str, ...] = ()
     configuration_sha256: Sha256 | None = None
     hardware_classes: tuple[str, ...] = ()
@@ -224,13 +234,13 @@ class NamedAttestation(Record):
     """A signed statement that a release rests on.
 
     Attributes:
-        kind: `gate`, `provenance` or `sbom`.
+        kind: `gate`, `provenance`, `sbom` or `inventory`.
         name: Name of the gate, else the kind again.
         payload_sha256: Hash of the signed bytes.
         key_id: Who signed it.
     """
 
-    kind: Literal["gate", "provenance", "sbom"]
+    kind: Literal["gate", "provenance", "sbom", "inventory"]
     name: str
     payload_sha256: Sha256
     key_id: Sha256

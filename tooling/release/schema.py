@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tooling.attest.gate import TestResult
+from tooling.attest.inventory import Inventory
 from tooling.attest.provenance import Provenance
 from tooling.attest.sbom import PackageList
 from tooling.attest.statement import Statement
@@ -24,6 +25,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "statement": Statement,
     "gate": TestResult,
     "provenance": Provenance,
+    "inventory": Inventory,
     "release": ReleaseRecord,
     "channel": ChannelEntry,
     "policy": ReleasePolicy,

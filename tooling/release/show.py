@@ -49,6 +49,9 @@ def checklist(assessment: Assessment) -> Table:
 def list_table(listed: Sequence[Listed]) -> Table:
     """One row a release."""
     table = Table("release", "status", "hardware", "waivers")
+    # Half a name is of no use to anybody.
+    table.columns[0].no_wrap = True
+    table.columns[0].min_width = max((len(item.name) for item in listed), default=0)
     for item in listed:
         status = (
             Text(item.status.value, style=_STATUS_STYLE[item.status])

@@ -8,7 +8,11 @@ from typing import Annotated, Literal
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tooling.attest.hardware import Device
+from tooling.prune.records import PruneRules
 from tooling.records import Record, sha256_of
+from tooling.release.records import ReleasePolicy
+from tooling.stack.run import Run, looks_secret
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
 Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
@@ -178,6 +182,8 @@ class Kernels(Record):
         architecture: The one architecture that they are compiled for, e.g. `12.0a`. The environment must say
             the same to the engine, which would otherwise ignore them and compile again.
         modules: Their names, each compiled in a step of its own.
+        native: Modules of `local_packages` that are compiled from sources of this repository, with the
+            architecture of each, e.g. `12.0f`, which 12.1 runs too.
         spill_bytes: Most bytes that one kernel may spill, stores and loads each.
         may_be_empty: Names, or parts of names, of kernels that are meant to do nothing.
     """
@@ -186,8 +192,17 @@ class Kernels(Record):
     source: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")] = "flashinfer.jit.comm"
     architecture: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$")]
     modules: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], ...] = Field(min_length=1)
+    native: dict[
+        Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")],
+        Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$")],
+    ] = Field(default_factory=dict)
     spill_bytes: int = Field(default=0, ge=0)
     may_be_empty: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every module that an image has: of the package, then our own."""
+        return (*self.modules, *self.native)
 
     @field_validator("modules")
     @classmethod
@@ -195,6 +210,9 @@ class Kernels(Record):
         if len(set(value)) != len(value):
             raise ValueError("a module is listed twice")
         return value
+
+
+LocalPackage = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class Serve(Record):
@@ -241,9 +259,12 @@ class Stack(Record):
         allow: Known findings in the image.
         patches: Patch series, in order.
         kernels: Kernel modules compiled into the image.
+        local_packages: Folders of `images/` with a Python package of this repository that the image gets.
+        prune: Device code that no target runs leaves the libraries; `true`, or the rules on single files.
         serve: How it serves.
+        run: How it is run on a host.
         environment: Variables of the image.
-        gates: Gates that a release needs.
+        release: What a release needs; without it the stack is never released.
         budget: What a build may cost.
     """
 
@@ -259,16 +280,19 @@ class Stack(Record):
     allow: tuple[Allowance, ...] = ()
     patches: tuple[PatchSeries, ...] = ()
     kernels: Kernels | None = None
+    local_packages: tuple[LocalPackage, ...] = ()
+    prune: PruneRules | bool = False
     serve: Serve
+    run: Run = Run()
     environment: dict[str, str] = Field(default_factory=dict)
-    gates: tuple[str, ...] = ()
+    release: ReleasePolicy | None = None
     budget: Budget
 
     @field_validator("environment")
     @classmethod
     def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "APIKEY", "API_KEY")):
+            if looks_secret(name):
                 raise ValueError(f"{name} looks like a secret: an image is readable by everybody who pulls it")
         return value
 
@@ -276,22 +300,48 @@ class Stack(Record):
     def _consistent(self) -> Stack:
         if bool(self.targets.required) != (self.cuda is not None):
             raise ValueError("cuda and targets.required belong together: give both or none")
+        if bool(self.run.gpus) != (self.cuda is not None):
+            raise ValueError("run.gpus is at least 1 for a stack with CUDA, and 0 for one without")
+        if self.prune_rules is not None and not self.targets.required:
+            raise ValueError("prune needs targets: without one nothing says which device code is kept")
         for layer in self.layers[:-1]:
             if not layer.packages:
                 raise ValueError(f"layer {layer.name!r} lists no packages: only the last layer takes the rest")
         if self.layers[-1].packages:
             raise ValueError(f"the last layer {self.layers[-1].name!r} takes the rest and lists no packages")
         self._check_kernels()
+        self._check_release()
         return self
+
+    @property
+    def prune_rules(self) -> PruneRules | None:
+        """What is said about pruning; None for an image that keeps all device code."""
+        return PruneRules() if self.prune is True else self.prune or None
+
+    def _check_release(self) -> None:
+        """A release of a GPU stack rests on GPUs that it is for."""
+        if self.release is None:
+            return
+        device = Device.CUDA if self.cuda else Device.CPU
+        if self.release.device is not device:
+            raise ValueError(f"release.device is {self.release.device}, this stack computes on {device}")
+        served = {f"sm_{capability.replace('.', '')}" for capability in self.release.compute_capabilities}
+        strange = served - {target.rstrip("af") for target in (*self.targets.required, *self.targets.optional)}
+        if strange:
+            raise ValueError(f"release.compute_capabilities: {', '.join(sorted(strange))} is none of targets")
 
     def _check_kernels(self) -> None:
         """One architecture for what is compiled in and what the engine asks for."""
         if self.kernels is None:
             return
         architecture = self.kernels.architecture
-        served = {f"sm_{architecture.rstrip('af').replace('.', '')}"}
-        if not served & {target.rstrip("af") for target in self.targets.required}:
-            raise ValueError(f"kernels.architecture {architecture} is none of targets.required")
+        required = {target.rstrip("af") for target in self.targets.required}
+        named = {"architecture": architecture} | {
+            f"native.{name}": a for name, a in self.kernels.native.items()
+        }
+        for field, value in named.items():
+            if f"sm_{value.rstrip('af').replace('.', '')}" not in required:
+                raise ValueError(f"kernels.{field} {value} is none of targets.required")
         told = self.environment.get(ARCH_VARIABLE)
         if told != architecture:
             raise ValueError(
@@ -303,6 +353,11 @@ class Stack(Record):
     def requirements(self) -> tuple[str, ...]:
         """Everything that the lock is resolved from (PEP 508)."""
         return (f"{self.engine.package}=={self.engine.version}", *self.lock.requirements)
+
+    @property
+    def image_sha256(self) -> str:
+        """Hash of all that the declaration says of the image; what a release needs changes no image."""
+        return sha256_of(self.model_dump(mode="json", exclude={"release"}))
 
     @property
     def lock_request_sha256(self) -> str:

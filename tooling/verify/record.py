@@ -19,6 +19,7 @@ class VerifyRecord(Record):
         device: `gpu` or `cpu`; what ran on a CPU qualifies nothing for a GPU.
         inputs_sha256: Hash of the image's build inputs, from its label; empty where it has none.
         boots: Every boot that the gates saw.
+        baseline_boots: Boots of the image that this one was compared with, in turns with those.
         model: Folder or file of the model, as mounted, and SHA-256 by file.
         profile: Name of the model profile.
         gates: Results, at least one.
@@ -34,6 +35,7 @@ class VerifyRecord(Record):
     device: str
     inputs_sha256: str = ""
     boots: tuple[BootFacts, ...]
+    baseline_boots: tuple[BootFacts, ...] = ()
     model: dict[str, str]
     profile: str
     gates: tuple[GateResult, ...]

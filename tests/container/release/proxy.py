@@ -49,9 +49,20 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
+    def _body(self) -> bytes:
+        """The request's body; the Docker Engine sends layers in chunks."""
+        if self.headers.get("Transfer-Encoding", "") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        pieces = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
     def _relay(self) -> None:
         plan = self.plan
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._body()
         with plan.lock:
             plan.seen.append((self.command, self.path.partition("?")[0]))
             broken = plan.fault if plan.when(len(plan.seen), self.command, self.path) else ""
@@ -118,9 +129,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes, *, torn: bool = False) -> None:
         self.send_response(status)
+        length = headers.pop("X-Length", "")
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
+        # The engine takes the size of a layer that is there from the answer to HEAD.
+        self.send_header("Content-Length", length or str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content[: len(content) // 2] if torn else content)

@@ -53,7 +53,15 @@ def test_from_key_to_import(repository: Repository, tmp_path: Path):
     name = repository.name
     trust = ["--trust", str(public)]
     common = ["--key", str(private), *trust]
-    command = ["release", f"{name}@{image.digest}", *common, "--stack", "cpu", "--engine-version", "0.2.9"]
+    command = [
+        "release-image",
+        f"{name}@{image.digest}",
+        *common,
+        "--stack",
+        "cpu",
+        "--engine-version",
+        "0.2.9",
+    ]
     command += ["--policy", str(tmp_path / "policy.yaml"), "--facts", str(tmp_path / "facts.yaml")]
     refused = json.loads(_run(*command, "--json", code=1))
     assert refused["error"]["kind"] == "ReleaseRefusedError"

@@ -268,6 +268,7 @@ class Profile(Record):
         required: Groups of questions and how many must be right.
         filler: Sentences that prompts are lengthened with; they must not concern the questions.
         unsupported: Check -> the reason why this model cannot be held to it; it becomes a limitation.
+        unsuitable_probes: Probe of the engine's own kits -> why this model cannot be held to it.
     """
 
     name: str
@@ -289,6 +290,7 @@ class Profile(Record):
     datasets: tuple[Dataset, ...] = ()
     soak: Soak | None = None
     unsupported: dict[str, str] = Field(default_factory=dict)
+    unsuitable_probes: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _nothing_is_left_open(self) -> Self:

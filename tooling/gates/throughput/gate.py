@@ -103,7 +103,7 @@ def run_throughput(
         lookup = find_baseline(baselines, host_fingerprint(), measured.model, baseline_pins(measured, pins))
     # Energy without a baseline to hold it against says nothing against the numbers.
     fine = {Verdict.PASS, Verdict.NO_BASELINE}
-    broken = tuple(f"{check.name}: {check.seen}" for check in found if check.verdict not in fine)
+    broken = tuple(f"{check.name} is {check.verdict}" for check in found if check.verdict not in fine)
     found += judge_regression(
         measured,
         broken=broken,

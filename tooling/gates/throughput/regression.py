@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from tooling.errors import InputError
 from tooling.gates.baselines import Match, MetricBaseline, record_baseline
 from tooling.gates.host import host_fingerprint
-from tooling.gates.records import Check, Verdict
+from tooling.gates.records import Check, Verdict, worst
 from tooling.gates.throughput.checks import boot_value
 from tooling.gates.verdict import Better, Boot, Metric, Preconditions, compare
-from tooling.records import sha256_of
+from tooling.records import now, sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,6 +109,41 @@ def judge_regression(
             )
         found.append(check)
     return found
+
+
+def judge_again(
+    result: GateResult,
+    measured: Throughput,
+    *,
+    boot_id: str,
+    fresh_baseline: Mapping[str, Sequence[Boot]],
+    earlier_boots: Mapping[str, Sequence[Boot]],
+    broken: Sequence[str] = (),
+) -> GateResult:
+    """The same result with its regression checks made anew, now that boots of the baseline came after it.
+
+    Args:
+        result: The gate's result on the last boot of the candidate.
+        measured: That boot.
+        boot_id: Its id.
+        fresh_baseline: Boots of the baseline from this session, by metric.
+        earlier_boots: Earlier boots of the candidate in this session, by metric.
+        broken: What makes the baseline's boots useless, one sentence each.
+    """
+    names = {metric.name for metric in gated_metrics(measured.plan)}
+    others = [check for check in result.checks if check.name not in names]
+    unsound = [f"{check.name} is {check.verdict}" for check in others if check.verdict is not Verdict.PASS]
+    checks = others + judge_regression(
+        measured,
+        broken=[*unsound, *broken],
+        boot_id=boot_id,
+        baseline=None,
+        fresh_baseline=fresh_baseline,
+        earlier_boots=earlier_boots,
+    )
+    return result.model_copy(
+        update={"checks": tuple(checks), "verdict": worst(check.verdict for check in checks), "ended": now()}
+    )
 
 
 def save_baseline(

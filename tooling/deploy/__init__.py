@@ -1,0 +1,1 @@
+"""The operator's side of a deploy: inventory, ssh, preflight, the request to the host program, exports."""

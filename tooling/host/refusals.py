@@ -1,0 +1,93 @@
+"""What the Docker client's refusals mean, and whose fault each is."""
+
+from __future__ import annotations
+
+import re
+
+from tooling.errors import EngineError
+
+_TAIL = 5
+_API = re.compile(
+    r"client version (\S+) is too (old|new)\. (?:Minimum|Maximum) supported API version is (\d+\.\d+)"
+)
+#: (what the client says, what is wrong, what to do); the first that fits. `{said}` is the client's last line.
+_MEANINGS = (
+    (
+        r"permission denied.*sock",
+        "the Docker Engine refuses this user",
+        "run as root, or join the group docker",
+    ),
+    (
+        r"cannot connect to the docker daemon|is the docker daemon running",
+        "no Docker Engine answers",
+        "start it (systemctl start docker)",
+    ),
+    (
+        r"no space left on device",
+        "the engine's disk is full",
+        "free space (docker system df shows who has it), or move the engine's data-root",
+    ),
+    (
+        r"zombie",
+        "the container's first process is a zombie and cannot be stopped",
+        "create it with an init (`init: true` in the contract); an engine restart gets rid of this one",
+    ),
+    (
+        r"could not select device driver|custom device .nvidia|\bCDI\b|nvidia-container",
+        "the engine cannot hand out the GPUs: {said}",
+        "install or configure the container toolkit (nvidia-ctk; CDI needs Docker 25 or newer)",
+    ),
+    (
+        r"exec format error|no matching manifest",
+        "the image is not for this host's architecture: {said}",
+        "use a release for this architecture",
+    ),
+    (
+        r"port is already allocated|address already in use",
+        "a port that the stack publishes is taken: {said}",
+        "end who listens there, or publish another port",
+    ),
+    (
+        r"unauthorized|authentication required|denied: requested access",
+        "the registry refuses this host's login: {said}",
+        "log in again on the host (docker login); an expired login refuses public images too",
+    ),
+    (
+        r"manifest unknown|not found: manifest|manifest for .* not found",
+        "the registry has no such image: {said}",
+        "check the reference and that the release was not deleted",
+    ),
+    (
+        r"connection refused|no such host|i/o timeout|TLS handshake|connection reset|unexpected EOF|\bEOF\b",
+        "the registry cannot be reached or broke off: {said}",
+        "check the registry and the way to it; the running stack is untouched",
+    ),
+)
+
+
+def explain(command: str, text: str, where: str = "") -> EngineError:
+    """A failure of the client in words that say whose fault it is.
+
+    Args:
+        command: The client's subcommand.
+        text: What it printed.
+        where: What it concerned.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()][-_TAIL:]
+    said = lines[-1] if lines else "no message"
+    where = where or f"docker {command}"
+    version = _API.search(text)
+    if version:
+        return EngineError(
+            f"engine and client of this host do not fit: the client speaks API {version[1]} and is too "
+            f"{version[2]}, the engine's limit is {version[3]}",
+            where=where,
+            fix="bring the docker client on the host to the engine's version; running containers are untouched",
+            details=lines,
+        )
+    for pattern, what, fix in _MEANINGS:
+        if re.search(pattern, text, re.IGNORECASE | re.DOTALL):
+            return EngineError(what.format(said=said), where=where, fix=fix, details=lines)
+    return EngineError(
+        f"docker {command} failed: {said}", where=where, fix="read the engine's message", details=lines
+    )
