@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _TRACES = "*.trace.json*"
 _POLL_S = 0.5
+_NO_ANSWER = -1
 _HTTP_LIMIT_S = 60.0
 
 
@@ -26,12 +27,14 @@ class ProfileLoad(Record):
         requests: Requests, all in flight at once.
         output_tokens: Tokens of each answer.
         steps: Forward passes that are recorded; prefill and decode must both fall into them.
+        activities: What the profiler records, in the engine's words.
         limit_s: Until the traces are there, seconds.
     """
 
     requests: int = 16
     output_tokens: int = 48
     steps: int = 32
+    activities: tuple[str, ...] = ("CPU", "GPU")
     limit_s: float = 90.0
 
 
@@ -55,8 +58,21 @@ def profile_engine(url: str, model: str, folder: Path, load: ProfileLoad | None 
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob(_TRACES)):
         raise InputError("traces of another profile lie here", where=str(folder), fix="name an empty folder")
-    body = {"output_dir": str(folder.resolve()), "num_steps": plan.steps, "activities": ["GPU"]}
-    answer = requests.post(f"{url}/start_profile", json=body, timeout=_HTTP_LIMIT_S)
+    body = {
+        "output_dir": str(folder.resolve()),
+        "num_steps": plan.steps,
+        "activities": list(plan.activities),
+        "with_stack": False,
+        "record_shapes": False,
+    }
+    try:
+        answer = requests.post(f"{url}/start_profile", json=body, timeout=_HTTP_LIMIT_S)
+    except requests.RequestException as error:
+        raise CheckError(
+            f"the engine did not survive the start of its profiler: {type(error).__name__}",
+            where=url,
+            fix="read its log",
+        ) from error
     if answer.status_code != requests.codes.ok:
         raise InputError(
             f"the engine cannot profile itself: HTTP {answer.status_code}",
@@ -72,7 +88,7 @@ def profile_engine(url: str, model: str, folder: Path, load: ProfileLoad | None 
 
 
 def _ask(url: str, model: str, number: int, plan: ProfileLoad) -> int:
-    """One request; 0, or the HTTP status of a failure."""
+    """One request; 0, or the HTTP status of a failure, or -1 without an answer."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": f"Count from {number + 101} to {number + 160}.",
@@ -80,7 +96,10 @@ def _ask(url: str, model: str, number: int, plan: ProfileLoad) -> int:
         "ignore_eos": True,
         "temperature": 0,
     }
-    answer = requests.post(f"{url}/v1/completions", json=body, timeout=plan.limit_s)
+    try:
+        answer = requests.post(f"{url}/v1/completions", json=body, timeout=plan.limit_s)
+    except requests.RequestException:
+        return _NO_ANSWER
     return 0 if answer.status_code == requests.codes.ok else answer.status_code
 
 
