@@ -103,6 +103,9 @@ class Deck:
             self._make_base()
 
     def _make_base(self) -> None:
+        """Anew when a loss of power ended the container that keeps the base, and a prune came after it."""
+        if self.engine.docker("image", "ls", "--quiet", BASE):
+            return
         self.engine.docker("import", "-", "bare:1", stdin=python_layer())
         # Compiled once: the containers of a test start at once then.
         once = self.engine.docker(
@@ -137,6 +140,7 @@ class Deck:
             behaviour: For `/stand-in.json`.
         """
         name = f"{registry or self.registry.host}/stand-in:{tag or version}"
+        self._make_base()
         below = BASE
         if on is not None:
             self.engine.docker("pull", "--quiet", on.reference)

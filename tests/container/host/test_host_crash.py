@@ -100,5 +100,6 @@ def test_the_engine_dies_under_the_living_program(deck: Deck, served: Line, v2: 
         # It says that nothing serves, which is true, and does not hang.
         assert operator.wait() == 4
     deck.engine.start()
-    assert served.run("reconcile").code == 0
+    settled = served.run("reconcile")
+    assert settled.code == 0, settled.said
     served.assert_right("v1")
