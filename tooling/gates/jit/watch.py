@@ -7,8 +7,8 @@ import threading
 import time
 from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, Self
 
 import yaml
 from pydantic import Field
@@ -17,13 +17,15 @@ from tooling.gates.jit.records import CacheChange, CompilerRun, JitObservation, 
 from tooling.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 #: Time between two looks at the processes, seconds.
 PERIOD_S = 0.05
 _PROC = Path("/proc")
 _EXAMPLES = 4
 _TARGET_CHARS = 120
+#: Triton's files that are not called after the kernel alone.
+_LAUNCHER, _GROUP = "__triton_launcher", "__grp__"
 
 Snapshot = dict[str, dict[str, tuple[int, int]]]
 
@@ -36,18 +38,21 @@ class CacheFact(Record):
         variable: Environment variable that moves it.
         below: Folder below the variable's value, if the cache is not the value itself.
         default: Without the variable; a pattern, `~` is the engine's home.
+        kernel: What is called after the kernel: a file, or the folder that it is in.
     """
 
     name: str
     variable: str
     below: str = ""
     default: str
+    kernel: Literal["file", "folder"] = "folder"
 
 
 class JitFacts(Record):
     """`facts.yaml`."""
 
     compilers: frozenset[str] = Field(min_length=1)
+    bookkeeping: tuple[str, ...] = Field(min_length=1)
     caches: tuple[CacheFact, ...] = Field(min_length=1)
 
 
@@ -110,13 +115,36 @@ def changes(before: Snapshot, after: Snapshot, phase: Phase) -> tuple[CacheChang
     for name, files in after.items():
         new = sorted(path for path, state in files.items() if before.get(name, {}).get(path) != state)
         if new:
-            size = sum(files[path][0] for path in new)
+            code = [path for path in new if files[path][0] and not f"/{path}".endswith(jit_facts().bookkeeping)]
             found.append(
                 CacheChange(
-                    cache=name, phase=phase, files=len(new), bytes=size, examples=tuple(new[:_EXAMPLES])
+                    cache=name,
+                    phase=phase,
+                    files=len(new),
+                    bytes=sum(files[path][0] for path in new),
+                    bookkeeping=len(new) - len(code),
+                    kernels=kernels_of(name, code),
+                    examples=tuple([*code, *sorted(set(new) - set(code))][:_EXAMPLES]),
                 )
             )
     return tuple(found)
+
+
+def kernels_of(cache: str, paths: Sequence[str]) -> tuple[str, ...]:
+    """Names of the kernels that files of a cache belong to, sorted.
+
+    Args:
+        cache: Its name in the facts; of an unknown one the folders tell.
+        paths: Files relative to it.
+    """
+    by_file = any(fact.name == cache and fact.kernel == "file" for fact in jit_facts().caches)
+    named = set()
+    for path in map(PurePosixPath, paths):
+        if not by_file:
+            named.add(path.parent.name or path.name)
+        elif not path.name.startswith(_LAUNCHER):  # made for any kernel with its parameters
+            named.add(path.name.removeprefix(_GROUP).partition(".")[0])
+    return tuple(sorted(named))
 
 
 def descendants(parents: Mapping[int, int], root: int) -> set[int]:
