@@ -53,8 +53,8 @@ def test_a_cold_boot_may_compile_and_a_warm_one_may_not():
     assert verdicts(seen(warm=True, **at_boot))["warm-boot-compiles-nothing"] is Verdict.FAIL
 
 
-#: New files of the caches on an H200, SGLang 0.5.16 (kinds that repeat are left out): after the first answer of a
-#: cold boot, and in a boot with the caches of another.
+#: New files of the caches on an H200, SGLang 0.5.16 (kinds that repeat are left out): after the first answer of
+#: a cold boot, and in a boot with the caches of another.
 _LATE = (
     "MIH6KGW5/write_req_to_token_pool_triton.cubin",
     "MIH6KGW5/__grp__write_req_to_token_pool_triton.json",

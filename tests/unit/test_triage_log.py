@@ -195,11 +195,11 @@ def test_a_kill_while_loading_points_at_the_killer(died: str):
 
 _NO_MEMORY = (
     "torch.AcceleratorError: CUDA error: out of memory",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139 GiB",
     "RuntimeError: CUDA driver error: out of memory",
     "NCCL WARN Cuda failure 2 'out of memory'",
     "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
-    "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 200.00 MiB on device 0: cudaMalloc failed: out of memory",
+    "alloc_buffer: allocating 200.00 MiB on device 0: cudaMalloc failed: out of memory",
 )
 
 

@@ -165,8 +165,8 @@ class OutOfMemoryBeforeWeights:
 
     _START = re.compile(r"server_args=|vLLM API server version|non-default args: |llama_server: starting")
     _LOADING = re.compile(
-        r"Load weight begin|Starting to load model|[Ll]oading (?:model )?weights|Loading safetensors|load_tensors:|"
-        r"Model loading took|Memory pool|KV [Cc]ache"
+        r"Load weight begin|Starting to load model|[Ll]oading (?:model )?weights|Loading safetensors|"
+        r"load_tensors:|Model loading took|Memory pool|KV [Cc]ache"
     )
     _EXHAUSTED = re.compile(
         r"(?:CUDA|cudaMalloc|cuMem|Cuda failure).{0,60}out of memory|CUDA_ERROR_OUT_OF_MEMORY|"

@@ -168,6 +168,7 @@ def healthy(context: Context, found: Findings) -> None:
         log=engine.log,
         engine="sglang",
         version="0.5.16",
+        arguments=() if context.fleet.rehearsal else engine.arguments,
         profile="tiny",
         tier=context.plans.tier,
         plan=context.plans.sweep,
@@ -219,7 +220,7 @@ def compilers(context: Context, found: Findings) -> None:
     ]
     late = [change for change in observation.changes if change.phase is Phase.SERVING and change.code]
     named = all(change.kernels for change in late)
-    # With cold caches kernels of rare requests may still be missing at the first answer: the gate must say which.
+    # With cold caches, kernels of rare requests may be missing at the first answer: the gate must say which.
     caught = result.verdict is Verdict.FAIL and bool(late) and named
     found.notes += [f"{change.cache} while serving: {', '.join(change.kernels)}" for change in late]
     found.expect(

@@ -84,6 +84,7 @@ def judge_length(windows: Sequence[Window], output_tokens: int) -> Check:
     wrong = sum(window.wrong_length for window in windows if window not in settled)
     if settled and not wrong:
         missed = sum(window.completed * output_tokens - window.output_tokens for window in settled)
+        short = sum(window.wrong_length for window in settled)
         return Check(
             name=name,
             verdict=Verdict.PASS,
@@ -92,8 +93,7 @@ def judge_length(windows: Sequence[Window], output_tokens: int) -> Check:
             unit="answers",
             threshold=0,
             details=(
-                f"the client misses {missed} tokens in {sum(window.wrong_length for window in settled)} answers: "
-                "it reads none that bring no text",
+                f"the client misses {missed} tokens in {short} answers: it reads none that bring no text",
             ),
         )
     return Check(
