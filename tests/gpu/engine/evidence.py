@@ -1,6 +1,7 @@
 """One record of the runs on a GPU: `python -m tests.gpu.engine.evidence run.json... > engine-<GPU>.json`.
 
-It is kept below `stacks/evidence`. A run has a budget and leaves what did not fit; several runs of one machine and environment make one record.
+It is kept below `stacks/evidence`. A run has a budget and leaves out what did not fit; several runs of one
+machine and environment make one record.
 """
 
 from __future__ import annotations
