@@ -6,14 +6,21 @@ import pytest
 
 from tests.unit.patch_trees import GATE, OPEN, TILE, install, patch, write_series
 from tooling.archgates.records import Hit, JudgedHit, PackageScan, Pattern, Polarity
-from tooling.build.record import PatchReceipt
+from tooling.build.record import KernelReceipt, PatchReceipt
 from tooling.errors import CheckError
 from tooling.gates.records import Verdict
-from tooling.inspection.inspect import contents_checks, gate_check, patch_check, torch_checks
+from tooling.inspection.inspect import (
+    contents_checks,
+    gate_check,
+    patch_check,
+    torch_checks,
+    wrong_architecture,
+)
 from tooling.inspection.sources import take_back
 from tooling.patches.overlay import Plan, reader, run, write_files
 from tooling.patches.record import record_series, write_record
 from tooling.patches.series import Selection, load_series, plan_for
+from tooling.stack.model import Kernels
 
 CONTENTS = {
     "findings": [],
@@ -127,3 +134,16 @@ def test_a_file_that_is_not_the_patched_one_cannot_be_taken_back(plan, tree):
     (tree / "engine/gate.py").write_text("something else\n")
     with pytest.raises(CheckError, match="cannot be traced to the file of the wheel"):
         take_back(plan(), tree)
+
+
+@pytest.mark.parametrize(
+    ("module", "architecture", "wanted"),
+    [("comm", "12.0a", ""), ("comm", "12.0f", "12.0a"), ("ours", "12.0f", ""), ("ours", "12.0a", "12.0f")],
+)
+def test_every_module_is_held_against_its_own_architecture(module, architecture, wanted):
+    kernels = Kernels(architecture="12.0a", modules=("comm",), native={"ours": "12.0f"})
+    receipt = KernelReceipt(
+        module=module, path="/a.so", sha256="0", architecture=architecture, needed=(), functions=()
+    )
+    said = [f"compiled for {architecture}, the stack says {wanted}"] if wanted else []
+    assert wrong_architecture(receipt, kernels) == said

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import docker
 
     from tooling.build.context import Ingredients
-    from tooling.build.record import PatchReceipt
+    from tooling.build.record import KernelReceipt, PatchReceipt
     from tooling.patches.overlay import Plan
     from tooling.stack.model import Kernels, Stack
 
@@ -173,11 +173,18 @@ def _kernel_checks(client: docker.DockerClient, image_id: str, kernels: Kernels)
     for module, (receipt, library) in compiled.items():
         found, checks = judge_module(module, library, kernels)
         bad = [f"{check.name}: {check.seen}" for check in checks if check.verdict is not Verdict.PASS]
-        if receipt.architecture != kernels.architecture:
-            bad.append(f"compiled for {receipt.architecture}, the stack says {kernels.architecture}")
+        bad += wrong_architecture(receipt, kernels)
         registers = max((kernel.registers for kernel in found), default=0)
         seen = f"{len(found)} kernels for {receipt.architecture}, at most {registers} registers, none empty"
         yield _check(f"kernels: {module}", bad, seen)
+
+
+def wrong_architecture(receipt: KernelReceipt, kernels: Kernels) -> list[str]:
+    """The complaint about a module that was compiled for something else than the stack says; or none."""
+    wanted = kernels.architecture_of(receipt.module)
+    if receipt.architecture == wanted:
+        return []
+    return [f"compiled for {receipt.architecture}, the stack says {wanted}"]
 
 
 def _patch_checks(

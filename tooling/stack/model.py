@@ -204,6 +204,10 @@ class Kernels(Record):
         """Every module that an image has: of the package, then our own."""
         return (*self.modules, *self.native)
 
+    def architecture_of(self, module: str) -> str:
+        """What one of them is compiled for."""
+        return self.native.get(module, self.architecture)
+
     @field_validator("modules")
     @classmethod
     def _named_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
