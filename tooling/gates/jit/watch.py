@@ -24,6 +24,8 @@ PERIOD_S = 0.05
 _PROC = Path("/proc")
 _EXAMPLES = 4
 _TARGET_CHARS = 120
+#: How often, and how long apart, the arguments of a process that has just begun are looked for.
+_TRIES, _RETRY_S = 10, 0.002
 #: Triton's files that are not called after the kernel alone.
 _LAUNCHER, _GROUP = "__triton_launcher", "__grp__"
 
@@ -271,8 +273,16 @@ def _status(entry: Path) -> tuple[str, int, int] | None:
 
 
 def _target(process: int) -> str:
-    try:
-        words = (_PROC / str(process) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:
-        return ""
-    return words[-1].decode(errors="replace")[-_TARGET_CHARS:]
+    """The last argument; "" when the process is gone.
+
+    In the middle of its `exec` a process has its new name already and no arguments yet.
+    """
+    for _ in range(_TRIES):
+        try:
+            line = (_PROC / str(process) / "cmdline").read_bytes().rstrip(b"\0")
+        except OSError:
+            return ""
+        if line:
+            return line.split(b"\0")[-1].decode(errors="replace")[-_TARGET_CHARS:]
+        time.sleep(_RETRY_S)
+    return ""
