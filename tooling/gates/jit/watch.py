@@ -24,7 +24,7 @@ PERIOD_S = 0.05
 _PROC = Path("/proc")
 _EXAMPLES = 4
 _TARGET_CHARS = 120
-#: How often, and how long apart, the arguments of a process that has just begun are looked for.
+#: How often, and how many seconds apart, a process that has just begun is asked for its arguments.
 _TRIES, _RETRY_S = 10, 0.002
 #: Triton's files that are not called after the kernel alone.
 _LAUNCHER, _GROUP = "__triton_launcher", "__grp__"
@@ -90,7 +90,7 @@ def environment_of(pid: int) -> dict[str, str]:
     Raises:
         OSError: It is gone, or belongs to somebody else.
     """
-    words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    words = _words(pid, "environ")
     pairs = (word.decode(errors="replace").partition("=") for word in words if word)
     return {name: value for name, _, value in pairs}
 
@@ -272,17 +272,25 @@ def _status(entry: Path) -> tuple[str, int, int] | None:
     return name, int(fields[1]), int(fields[19])
 
 
-def _target(process: int) -> str:
-    """The last argument; "" when the process is gone.
+def _words(process: int, name: str) -> list[bytes]:
+    """Arguments (`cmdline`) or variables (`environ`) of a process.
 
-    In the middle of its `exec` a process has its new name already and no arguments yet.
+    In the middle of its `exec` a process has its new name already, and neither of them yet.
+
+    Raises:
+        OSError: It is gone, or belongs to somebody else.
     """
+    path = _PROC / str(process) / name
     for _ in range(_TRIES):
-        try:
-            line = (_PROC / str(process) / "cmdline").read_bytes().rstrip(b"\0")
-        except OSError:
-            return ""
-        if line:
-            return line.split(b"\0")[-1].decode(errors="replace")[-_TARGET_CHARS:]
+        if found := path.read_bytes().rstrip(b"\0"):
+            return found.split(b"\0")
         time.sleep(_RETRY_S)
-    return ""
+    return []
+
+
+def _target(process: int) -> str:
+    try:
+        words = _words(process, "cmdline")
+    except OSError:
+        return ""
+    return words[-1].decode(errors="replace")[-_TARGET_CHARS:] if words else ""
