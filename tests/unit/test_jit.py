@@ -53,6 +53,66 @@ def test_a_cold_boot_may_compile_and_a_warm_one_may_not():
     assert verdicts(seen(warm=True, **at_boot))["warm-boot-compiles-nothing"] is Verdict.FAIL
 
 
+#: New files of the caches on an H200, SGLang 0.5.16 (kinds that repeat are left out): after the first answer of
+#: a cold boot, and in a boot with the caches of another.
+_LATE = (
+    "MIH6KGW5/write_req_to_token_pool_triton.cubin",
+    "MIH6KGW5/__grp__write_req_to_token_pool_triton.json",
+    "EEAOIBHN/apply_token_bitmask_inplace_kernel.ptx",
+    "EEAOIBHN/apply_token_bitmask_inplace_kernel.cubin",
+    "CS35JF7N/__triton_launcher.cpython-312-x86_64-linux-gnu.so",
+)
+_LOCK = "0.6.14/90a/cached_ops/tmp/norm.lock"
+
+
+def grown(cache: str, files: dict[str, int], phase: Phase) -> CacheChange:
+    after = {cache: {path: (size, 1) for path, size in files.items()}}
+    (change,) = changes({}, after, phase)
+    return change
+
+
+def test_what_a_cold_engine_compiles_while_serving_is_named():
+    late = grown("triton", dict.fromkeys(_LATE, 100), Phase.SERVING)
+    assert (late.files, late.code) == (5, 5)
+    (check,) = (
+        check
+        for check in jit_gate(seen(changes=(late,)), started="").checks
+        if check.name == "nothing-compiled-while-serving"
+    )
+    assert check.verdict is Verdict.FAIL
+    assert "apply_token_bitmask_inplace_kernel, write_req_to_token_pool_triton" in check.details[0]
+
+
+def test_a_lock_in_a_cache_is_no_compilation():
+    lock = grown("flashinfer", {_LOCK: 0}, Phase.BOOT)
+    result = jit_gate(seen(warm=True, changes=(lock,)), started="")
+    assert result.verdict is Verdict.PASS
+    check = result.checks[-1]
+    assert "0 new cache files (and 1 without code)" in check.seen
+    assert _LOCK in check.details[0]
+
+
+@pytest.mark.parametrize(
+    ("cache", "files", "code", "kernels"),
+    [
+        ("flashinfer", {_LOCK: 12, "a/cached_ops/norm/norm.so": 9}, 1, ("norm",)),
+        ("flashinfer", {"a/cached_ops/norm/.ninja_log": 9, "a/cached_ops/norm/.ninja_deps": 9}, 0, ()),
+        ("flashinfer", {"a/cached_ops/norm/norm.so": 0}, 0, ()),
+        ("tvm-ffi", {"act_bf16/cuda_0.o": 9, "act_bf16/lock": 1, "lock": 1}, 1, ("act_bf16",)),
+        ("cuda-driver", {"1/5/0f": 700}, 1, ("5",)),
+        ("triton", {"X/block.cubin": 9, "X/clock.json": 9}, 2, ("block", "clock")),
+        ("unheard-of", {"top.so": 9}, 1, ("top.so",)),
+    ],
+)
+def test_files_with_code_are_told_from_bookkeeping(
+    cache: str, files: dict[str, int], code: int, kernels: tuple[str, ...]
+):
+    change = grown(cache, files, Phase.BOOT)
+    assert (change.code, change.kernels) == (code, kernels)
+    verdict = verdicts(seen(warm=True, changes=(change,)))["warm-boot-compiles-nothing"]
+    assert verdict is (Verdict.FAIL if code else Verdict.PASS)
+
+
 @pytest.mark.parametrize("more", [{"looks": 3}, {"gap_s": 5.0}])
 def test_who_did_not_look_saw_nothing(more):
     assert verdicts(seen(**more))["watched"] is Verdict.INCONCLUSIVE

@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tooling.gates.throughput.regression import boot_of, gated_metrics, judge_ag
 from tooling.gates.verdict import Boot
 
 CASES = Path(__file__).parents[1] / "cases"
+EVIDENCE = Path(__file__).parents[2] / "stacks" / "evidence"
 
 
 def steady(value: float) -> Distribution:
@@ -97,8 +99,37 @@ def test_answers_without_text_fail(changes: dict[str, Any]):
     assert checks.judge_content([window(**changes)]).verdict is Verdict.FAIL
 
 
-def test_answers_of_other_lengths_compare_other_work():
-    assert checks.judge_length([window(wrong_length=1)], 128).verdict is Verdict.INCONCLUSIVE
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counted_tokens": None},
+        {"counted_tokens": 8184.0},  # the server gave fewer
+        {"counted_tokens": 8320.0},  # somebody else was served, too: it proves nothing
+        {"output_tokens": 4096},  # the client missed half: not the last tokens of some answers
+        {"requested": 65},  # one failed, and its tokens are in the counter
+    ],
+)
+def test_answers_of_other_lengths_compare_other_work(changes: dict[str, Any]):
+    short: dict[str, Any] = {"wrong_length": 8, "output_tokens": 8184} | changes
+    assert checks.judge_length([window(), window(**short)], 128).verdict is Verdict.INCONCLUSIVE
+
+
+def test_last_tokens_without_text_are_missed_by_the_client_and_counted_by_the_server():
+    # As measured on an H200 at c=32: 8 answers seem one token short, the server counted 128 x 128.
+    seen = window(requested=128, completed=128, output_tokens=16376, wrong_length=8, counted_tokens=16384.0)
+    check = checks.judge_length([window(), seen], 128)
+    assert check.verdict is Verdict.PASS
+    assert check.details == ("the client misses 8 tokens in 8 answers: it reads none that bring no text",)
+
+
+def test_the_healthy_run_on_a_gpu_has_answers_of_the_requested_length():
+    record = json.loads((EVIDENCE / "engine-h200.json").read_text(encoding="utf-8"))
+    (stage,) = (stage for stage in record["stages"] if stage["name"] == "healthy")
+    measured = Throughput.model_validate(stage["throughput"]["a1"])
+    assert measured.open_loop is not None
+    windows = [*measured.windows, measured.open_loop]
+    assert sum(each.wrong_length for each in windows) > 300
+    assert checks.judge_length(windows, measured.plan.output_tokens).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(

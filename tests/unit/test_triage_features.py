@@ -147,3 +147,40 @@ def test_arguments_are_split_as_engines_read_them():
 def test_every_feature_of_a_signature_is_known():
     known = {feature.id for feature in load_features()}
     assert {signature.feature for signature in load_signatures() if signature.feature} <= known
+
+
+#: SGLang 0.5.16 on an H200: lines of its log, its arguments, and what it reported of them.
+H200_LOG = [
+    "Capture target decode CUDA graph begin. backend=full, num_tokens_per_req=1, bs=[1, 2, 4]",
+    "Capture target decode CUDA graph end. elapsed=64.69 s, mem usage=0.46 GB, avail mem=126.09 GB.",
+]
+H200_ARGUMENTS = [
+    *("--cuda-graph-backend-decode", "full", "--cuda-graph-max-bs-decode", "256"),
+    *("--attention-backend", "triton", "--disable-prefill-cuda-graph", "--enable-metrics"),
+]
+H200_INFO = {"attention_backend": "triton", "enable_metrics": True, "disable_cuda_graph": False}
+
+
+def h200(log: list[str], info: dict[str, object] | None) -> dict[str, FeatureState]:
+    rows = feature_table(
+        arguments=H200_ARGUMENTS,
+        environment={},
+        server_info=info,
+        report=triage([*READY, *log], engine="sglang", version="0.5.16"),
+    )
+    return {each.feature: each.state for each in rows}
+
+
+def test_what_a_healthy_engine_was_asked_for_is_active_by_its_log_and_its_report():
+    assert h200(H200_LOG, H200_INFO) == dict.fromkeys(
+        ("cuda-graph", "attention-backend", "metrics"), FeatureState.ACTIVE
+    )
+
+
+def test_without_its_report_nobody_knows_and_without_graphs_neither():
+    assert h200(H200_LOG, None)["metrics"] is FeatureState.UNKNOWN
+    assert h200(H200_LOG, None)["attention-backend"] is FeatureState.UNKNOWN
+    assert h200([], H200_INFO)["cuda-graph"] is FeatureState.UNKNOWN
+    assert (
+        h200(H200_LOG, H200_INFO | {"attention_backend": "fa3"})["attention-backend"] is FeatureState.DISABLED
+    )

@@ -20,6 +20,7 @@ SAYS = {
     "log-eagle3-target-loaded-as-draft": ("without a draft checkpoint", "unsupported"),
     "log-engine-silent-zero-throughput": ("3 requests wait, none runs", "idle"),
     "log-fp4-warning-is-about-the-checkpoint": ("Not a statement about the hardware", "lacks"),
+    "log-gpu-memory-held-by-another": ("somebody else holds it", "RLIMIT"),
     "log-graph-capture-generic-hint": ("does not know sm_120", "mem-fraction"),
     "log-ignored-import-before-real-error": ("cut off before its last line", "glm4v"),
     "log-jit-mid-request-kills-engine": ("W4A16FusedMoeKernel", "NCCL"),
@@ -182,6 +183,46 @@ def test_a_process_that_died_silently_is_a_failure_without_a_guess():
     assert report.outcome is Outcome.FAIL
     assert report.root is None
     assert "does not say why" in report.diagnosis
+
+
+@pytest.mark.parametrize("died", ["exit code -9", "exit code 137", "killed by SIGKILL", "signal 9"])
+def test_a_kill_while_loading_points_at_the_killer(died: str):
+    report = triage(["server_args=ServerArgs(x)", "Load weight begin. avail mem=1 GB"], died=died)
+    assert report.outcome is Outcome.FAIL
+    assert "dmesg" in report.advice
+    assert "dmesg" not in triage(["server_args=ServerArgs(x)"], died="exit code 1").advice
+
+
+_NO_MEMORY = (
+    "torch.AcceleratorError: CUDA error: out of memory",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of",
+    "RuntimeError: CUDA driver error: out of memory",
+    "NCCL WARN Cuda failure 2 'out of memory'",
+    "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    "alloc_buffer: allocating 200.00 MiB on device 0: cudaMalloc failed: out of memory",
+)
+
+
+@pytest.mark.parametrize("line", _NO_MEMORY)
+@pytest.mark.parametrize("start", ["server_args=ServerArgs(x)", "non-default args: {'model': 'x'}"])
+def test_memory_that_runs_out_before_the_weights_is_held_by_somebody_else(start: str, line: str):
+    note = "Fail to set RLIMIT_NOFILE: current limit exceeds maximum limit"
+    assert root([note, start, "Init torch distributed begin.", line, SIGQUIT], died="exit code -9") == (
+        "gpu-memory-held"
+    )
+
+
+@pytest.mark.parametrize("line", _NO_MEMORY)
+@pytest.mark.parametrize(
+    "before",
+    [
+        ["server_args=ServerArgs(x)", "Load weight begin. avail mem=1 GB"],
+        ["vLLM API server version 0.11.0", "Starting to load model x..."],
+        ["a log that does not begin with the boot"],
+    ],
+)
+def test_memory_that_runs_out_later_may_be_the_engines_own(before: list[str], line: str):
+    assert root([*before, line, SIGQUIT], died="exit code -9") == "cuda-out-of-memory"
 
 
 @pytest.mark.parametrize("lines", [[], ["hello world"], ['INFO: "GET /version HTTP/1.1" 200 OK']])

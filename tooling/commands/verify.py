@@ -77,6 +77,10 @@ def attached(
     container: Annotated[str, typer.Option(help="Its container, instead of a log file.")] = "",
     engine: Annotated[str, typer.Option(help="sglang, vllm or xllamacpp: knows the log's wording.")] = "",
     version: Annotated[str, typer.Option(help="Version of the engine.")] = "",
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(help="A serve argument it was started with, e.g. --x=1; may be repeated."),
+    ] = None,
     profile: Annotated[str, typer.Option("--profile", "--model-profile", help="Model profile.")] = "instruct",
     tier: TierOption = Tier.T0,
     concurrency: Annotated[str, typer.Option(help="Closed-loop levels of the load, ascending.")] = "1,8,32",
@@ -102,6 +106,7 @@ def attached(
         container=container,
         engine=engine,
         version=version,
+        arguments=argument or (),
         profile=profile,
         tier=tier,
         plan=plan,

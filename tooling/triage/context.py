@@ -157,6 +157,40 @@ class StalledRequests:
             yield Detected("stalled-requests", self._first, values)
 
 
+class OutOfMemoryBeforeWeights:
+    """The GPU's memory runs out before the engine has loaded any weight: it is not the engine that filled it.
+
+    Only in a log that shows the start of the boot; else the weights may have come before its first line.
+    """
+
+    _START = re.compile(r"server_args=|vLLM API server version|non-default args: |llama_server: starting")
+    _LOADING = re.compile(
+        r"Load weight begin|Starting to load model|[Ll]oading (?:model )?weights|Loading safetensors|"
+        r"load_tensors:|Model loading took|Memory pool|KV [Cc]ache"
+    )
+    _EXHAUSTED = re.compile(
+        r"(?:CUDA|cudaMalloc|cuMem|Cuda failure).{0,60}out of memory|CUDA_ERROR_OUT_OF_MEMORY|"
+        r"OutOfMemoryError: CUDA"
+    )
+
+    def __init__(self) -> None:
+        self._fresh = False
+
+    def feed(self, line: Line) -> Iterator[Detected]:
+        """Judge the first such line between the start and the weights."""
+        if self._START.search(line.message):
+            self._fresh = True
+        elif self._fresh and self._LOADING.search(line.message):
+            self._fresh = False
+        elif self._fresh and self._EXHAUSTED.search(line.message):
+            self._fresh = False
+            yield Detected("out-of-memory-before-weights", line, {"said": line.message[:120]})
+
+    def end(self) -> Iterator[Detected]:
+        """Nothing more."""
+        yield from ()
+
+
 def detectors(arguments: tuple[str, ...] = ()) -> tuple[Detector, ...]:
     """A fresh set of detectors for one boot."""
-    return (Tracebacks(), TargetLoadedAsDraft(arguments), StalledRequests())
+    return (Tracebacks(), TargetLoadedAsDraft(arguments), StalledRequests(), OutOfMemoryBeforeWeights())

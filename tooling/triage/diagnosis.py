@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ _FATAL = (Outcome.FAIL, Outcome.REFUSE)
 _TRACEBACK_LINES = 120
 #: An exception with no more lines than this after it was the last thing that the process did.
 _LAST_WORDS = 3
+#: How a process ended by SIGKILL is told: by Python, by a shell or Docker, in words.
+_KILLED = re.compile(r"(?:exit )?(?:code|status):? (?:-9|137)\b|SIGKILL|signal:? 9\b|\bKilled\b")
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,12 @@ def _unexplained(findings: tuple[Finding, ...], symptoms: list[Finding], seen: S
     if not symptoms:
         said.append("its log does not say why")
     advice = next((finding.advice for finding in symptoms if finding.advice), "")
+    if _KILLED.search(seen.died) and not symptoms:
+        # No line can come from a process that SIGKILL ends: the silence is the finding.
+        advice = (
+            "SIGKILL leaves no line. Look for the out-of-memory killer in dmesg and at the container's memory "
+            "limit, then for whoever else ends processes there."
+        )
     return Diagnosis(
         Outcome.FAIL,
         "; ".join(dict.fromkeys(said)),

@@ -184,10 +184,13 @@ def own_kits(
 
 
 def server_info(url: str) -> dict[str, Any] | None:
-    """The engine's report on itself, where it has one."""
+    """The engine's report on itself; None where it has none, or gives none that can be read."""
     for route in _INFO_ROUTES:
-        answer = requests.get(url + route, timeout=30)
-        if answer.status_code == requests.codes.ok:
-            info: dict[str, Any] = answer.json()
+        try:
+            answer = requests.get(url + route, timeout=30)
+            info = answer.json() if answer.status_code == requests.codes.ok else None
+        except requests.RequestException:
+            continue  # what it says is used as evidence only; whether it lives, others ask
+        if isinstance(info, dict):
             return info
     return None

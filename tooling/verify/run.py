@@ -18,9 +18,10 @@ from tooling.gates.throughput.plan import ThroughputPlan
 from tooling.gates.throughput.regression import save_baseline
 from tooling.records import now, sha256_of, sha256_of_file
 from tooling.stack import load_stack
+from tooling.triage.features import feature_table
 from tooling.triage.gate import triage_gate
 from tooling.verify.arguments import arguments_gate
-from tooling.verify.boots import Task, load_gates, set_up
+from tooling.verify.boots import Task, load_gates, server_info, set_up
 from tooling.verify.record import VerifyRecord
 from tooling.verify.session import Session, kept, run_boots
 
@@ -136,6 +137,7 @@ def verify_attached(
     container: str = "",
     engine: str = "",
     version: str = "",
+    arguments: Sequence[str] = (),
     profile: str = "instruct",
     tier: Tier = Tier.T0,
     plan: ThroughputPlan | None = None,
@@ -151,6 +153,7 @@ def verify_attached(
         container: Its container, instead of a log file.
         engine: Engine, for the triage of its log.
         version: Its version.
+        arguments: Serve arguments that it was started with: what they ask for must be active.
         profile: Model profile.
         tier: How much the correctness gate asks.
         plan: The load.
@@ -161,14 +164,19 @@ def verify_attached(
     evidence = output or root / "build" / "attached" / f"verify-{started.replace(':', '')}"
     evidence.mkdir(parents=True, exist_ok=True)
     limitations = ["the engine was started by somebody else: its image, arguments and host were not checked"]
+    if not arguments:
+        limitations.append("no serve arguments were given: which features were asked for is not known")
     with attach(
         url, evidence=evidence, log=log, container=container, engine=engine, version=version
     ) as endpoint:
         task = Task(profile, tier, root, plan or ThroughputPlan(), evidence, baselines, {}, None, {}, {}, [])
         correctness, throughput, measured = load_gates(endpoint, task)
+        info = server_info(endpoint.url)
     gates = [correctness, throughput]
     if endpoint.has_log:
-        gates.append(triage_gate(endpoint.report(), (), started=started, evidence=kept(endpoint)))
+        report = endpoint.report()
+        features = feature_table(arguments=arguments, environment={}, server_info=info, report=report)
+        gates.append(triage_gate(report, features, started=started, evidence=kept(endpoint)))
     else:
         limitations.append("no log was given: nothing is known of warnings, disabled features or fallbacks")
     return _write(

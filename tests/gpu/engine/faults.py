@@ -25,6 +25,7 @@ from tooling.gates.throughput.sampling import gpu_reader
 from tooling.records import now
 from tooling.triage.features import feature_table
 from tooling.triage.gate import triage_gate
+from tooling.verify.boots import server_info
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,8 +164,11 @@ def switched_off(context: Context, found: Findings) -> None:
     """A feature that is requested, and off by the engine's own log."""
     engine = context.fleet["switched-off"]
     with engine.attach(context.work / "boots") as endpoint:
+        greedy(engine.url)  # decodes for long enough that the engine logs a decode batch
+        info = server_info(engine.url)
         report = endpoint.report()
-    rows = feature_table(arguments=engine.arguments, environment={}, server_info=None, report=report)
+    found.expect("the engine reports on itself", bool(info), f"{len(info or {})} entries")
+    rows = feature_table(arguments=engine.arguments, environment={}, server_info=info, report=report)
     gate = triage_gate(report, rows, started=now())
     found.gates["log-triage-switched-off"] = gate
     fusion = next((row for row in rows if row.feature == "flashinfer-allreduce-fusion"), None)
@@ -173,6 +177,9 @@ def switched_off(context: Context, found: Findings) -> None:
         "the log shows that the requested fusion is off", bool(fusion and fusion.state == "DISABLED"), seen
     )
     found.expect("log-triage fails", gate.verdict is Verdict.FAIL, failures(gate))
+    others = [row for row in rows if row is not fusion]
+    idle = [f"{row.feature} {row.state}: {row.reason}" for row in others if row.state != "ACTIVE"]
+    found.expect("every other requested feature is active", bool(others) and not idle, idle or len(others))
 
 
 def spinning(context: Context, found: Findings) -> None:
@@ -248,7 +255,9 @@ def held(context: Context, found: Findings) -> None:
     found.expect(
         "triage names the memory", "memory" in report.diagnosis.lower(), f"{named}: {report.diagnosis}"
     )
-    found.notes += [f"{each.outcome} {each.signature}: {each.text}" for each in report.findings]
+    # The worst first: whoever prints one line of the notes must not print a harmless one.
+    findings = sorted(report.findings, key=lambda each: each.outcome == "OK")
+    found.notes += [f"{each.outcome} {each.signature}: {each.text}" for each in findings]
 
 
 def pruned(context: Context, found: Findings) -> None:

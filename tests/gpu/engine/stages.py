@@ -14,7 +14,7 @@ from tests.gpu.engine.records import Expectation
 from tooling.console import say
 from tooling.gates.correctness import Tier
 from tooling.gates.dispatch import dispatch_gate, profile_engine, read_traces
-from tooling.gates.jit import JitWatch, cache_folders, jit_gate
+from tooling.gates.jit import JitWatch, Phase, cache_folders, jit_gate
 from tooling.gates.records import Verdict
 from tooling.gates.throughput.gate import run_throughput
 from tooling.gates.throughput.plan import Endpoint as Load
@@ -168,6 +168,7 @@ def healthy(context: Context, found: Findings) -> None:
         log=engine.log,
         engine="sglang",
         version="0.5.16",
+        arguments=() if context.fleet.rehearsal else engine.arguments,
         profile="tiny",
         tier=context.plans.tier,
         plan=context.plans.sweep,
@@ -217,7 +218,16 @@ def compilers(context: Context, found: Findings) -> None:
     found.notes += [
         f"{run.at_s} s {run.phase}: {run.program} {run.target}" for run in observation.compilers[:40]
     ]
-    found.expect("nothing compiled while serving", result.verdict is Verdict.PASS, failures(result))
+    late = [change for change in observation.changes if change.phase is Phase.SERVING and change.code]
+    named = all(change.kernels for change in late)
+    # With cold caches, kernels of rare requests may be missing at the first answer: the gate must say which.
+    caught = result.verdict is Verdict.FAIL and bool(late) and named
+    found.notes += [f"{change.cache} while serving: {', '.join(change.kernels)}" for change in late]
+    found.expect(
+        "nothing compiled while serving, or the gate fails and names the kernels",
+        result.verdict is Verdict.PASS or caught,
+        failures(result),
+    )
 
 
 def abba(context: Context, found: Findings) -> None:

@@ -40,14 +40,23 @@ class CacheChange(Record):
         phase: When they came.
         files: How many.
         bytes: Their size.
-        examples: Some of them, relative to the cache.
+        bookkeeping: How many of them hold no code: locks, logs, empty files.
+        kernels: What those with code were compiled from, by their names.
+        examples: Some of them, relative to the cache; those with code first.
     """
 
     cache: str
     phase: Phase
     files: int
     bytes: int
+    bookkeeping: int = 0
+    kernels: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> int:
+        """Files that may hold code: each is a compilation that somebody waited for."""
+        return self.files - self.bookkeeping
 
 
 class JitObservation(Record):

@@ -10,7 +10,7 @@ from tooling.gates.records import Check, GateResult, Verdict, worst
 from tooling.records import now, sha256_of
 
 if TYPE_CHECKING:
-    from tooling.gates.jit.records import JitObservation
+    from tooling.gates.jit.records import CacheChange, JitObservation
 
 GATE = "jit"
 #: Looks at the processes while serving below which nothing was watched.
@@ -27,7 +27,8 @@ _MISSED = (
 def jit_gate(observation: JitObservation, *, started: str) -> GateResult:
     """Judge one watched boot.
 
-    While serving nothing may compile. At boot a cold cache may be filled; a warm one must serve.
+    While serving nothing may compile, in a cold boot neither: what it compiles then, a request waits for. At
+    boot a cold cache may be filled; a warm one must serve. A lock or a log in a cache is no compilation.
 
     Args:
         observation: What was seen.
@@ -95,22 +96,32 @@ def _boot(observation: JitObservation) -> Check:
 
 def _count(observation: JitObservation, phase: Phase) -> int:
     runs = sum(run.phase is phase for run in observation.compilers)
-    return runs + sum(change.files for change in observation.changes if change.phase is phase)
+    return runs + sum(change.code for change in observation.changes if change.phase is phase)
 
 
 def _sentence(observation: JitObservation, phase: Phase) -> str:
     runs = sum(run.phase is phase for run in observation.compilers)
-    files = sum(change.files for change in observation.changes if change.phase is phase)
+    files = sum(change.code for change in observation.changes if change.phase is phase)
+    idle = sum(change.bookkeeping for change in observation.changes if change.phase is phase)
     seconds = observation.seconds.get(phase, 0.0)
-    return f"{runs} compiler processes and {files} new cache files in {seconds:.0f} s of {phase}"
+    apart = f" (and {idle} without code)" if idle else ""
+    return f"{runs} compiler processes and {files} new cache files{apart} in {seconds:.0f} s of {phase}"
 
 
 def _lines(observation: JitObservation, phase: Phase) -> tuple[str, ...]:
     programs = Counter(run.program for run in observation.compilers if run.phase is phase)
     lines = [f"{count} x {program}" for program, count in programs.most_common(_SHOWN)]
     lines += [
-        f"{change.cache}: {change.files} files, {change.bytes} bytes, e.g. {change.examples[0]}"
+        f"{change.cache}: {change.files} files, {change.bytes} bytes, {_named(change)}"
         for change in observation.changes
         if change.phase is phase
     ]
     return tuple(lines)
+
+
+def _named(change: CacheChange) -> str:
+    """Which kernels, else one of the files."""
+    if not change.kernels:
+        return f"e.g. {change.examples[0]}" if change.examples else "unnamed"
+    more = len(change.kernels) - _SHOWN
+    return ", ".join(change.kernels[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

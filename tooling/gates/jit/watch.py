@@ -7,8 +7,8 @@ import threading
 import time
 from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, Self
 
 import yaml
 from pydantic import Field
@@ -17,13 +17,17 @@ from tooling.gates.jit.records import CacheChange, CompilerRun, JitObservation, 
 from tooling.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 #: Time between two looks at the processes, seconds.
 PERIOD_S = 0.05
 _PROC = Path("/proc")
 _EXAMPLES = 4
 _TARGET_CHARS = 120
+#: How often, and how many seconds apart, a process that has just begun is asked for its arguments.
+_TRIES, _RETRY_S = 10, 0.002
+#: Triton's files that are not called after the kernel alone.
+_LAUNCHER, _GROUP = "__triton_launcher", "__grp__"
 
 Snapshot = dict[str, dict[str, tuple[int, int]]]
 
@@ -36,18 +40,21 @@ class CacheFact(Record):
         variable: Environment variable that moves it.
         below: Folder below the variable's value, if the cache is not the value itself.
         default: Without the variable; a pattern, `~` is the engine's home.
+        kernel: What is called after the kernel: a file, or the folder that it is in.
     """
 
     name: str
     variable: str
     below: str = ""
     default: str
+    kernel: Literal["file", "folder"] = "folder"
 
 
 class JitFacts(Record):
     """`facts.yaml`."""
 
     compilers: frozenset[str] = Field(min_length=1)
+    bookkeeping: tuple[str, ...] = Field(min_length=1)
     caches: tuple[CacheFact, ...] = Field(min_length=1)
 
 
@@ -83,7 +90,7 @@ def environment_of(pid: int) -> dict[str, str]:
     Raises:
         OSError: It is gone, or belongs to somebody else.
     """
-    words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    words = _words(pid, "environ")
     pairs = (word.decode(errors="replace").partition("=") for word in words if word)
     return {name: value for name, _, value in pairs}
 
@@ -110,13 +117,36 @@ def changes(before: Snapshot, after: Snapshot, phase: Phase) -> tuple[CacheChang
     for name, files in after.items():
         new = sorted(path for path, state in files.items() if before.get(name, {}).get(path) != state)
         if new:
-            size = sum(files[path][0] for path in new)
+            code = [path for path in new if files[path][0] and not f"/{path}".endswith(jit_facts().bookkeeping)]
             found.append(
                 CacheChange(
-                    cache=name, phase=phase, files=len(new), bytes=size, examples=tuple(new[:_EXAMPLES])
+                    cache=name,
+                    phase=phase,
+                    files=len(new),
+                    bytes=sum(files[path][0] for path in new),
+                    bookkeeping=len(new) - len(code),
+                    kernels=kernels_of(name, code),
+                    examples=tuple([*code, *sorted(set(new) - set(code))][:_EXAMPLES]),
                 )
             )
     return tuple(found)
+
+
+def kernels_of(cache: str, paths: Sequence[str]) -> tuple[str, ...]:
+    """Names of the kernels that files of a cache belong to, sorted.
+
+    Args:
+        cache: Its name in the facts; of an unknown one the folders tell.
+        paths: Files relative to it.
+    """
+    by_file = any(fact.name == cache and fact.kernel == "file" for fact in jit_facts().caches)
+    named = set()
+    for path in map(PurePosixPath, paths):
+        if not by_file:
+            named.add(path.parent.name or path.name)
+        elif not path.name.startswith(_LAUNCHER):  # made for any kernel with its parameters
+            named.add(path.name.removeprefix(_GROUP).partition(".")[0])
+    return tuple(sorted(named))
 
 
 def descendants(parents: Mapping[int, int], root: int) -> set[int]:
@@ -242,9 +272,25 @@ def _status(entry: Path) -> tuple[str, int, int] | None:
     return name, int(fields[1]), int(fields[19])
 
 
+def _words(process: int, name: str) -> list[bytes]:
+    """Arguments (`cmdline`) or variables (`environ`) of a process.
+
+    In the middle of its `exec` a process has its new name already, and neither of them yet.
+
+    Raises:
+        OSError: It is gone, or belongs to somebody else.
+    """
+    path = _PROC / str(process) / name
+    for _ in range(_TRIES):
+        if found := path.read_bytes().rstrip(b"\0"):
+            return found.split(b"\0")
+        time.sleep(_RETRY_S)
+    return []
+
+
 def _target(process: int) -> str:
     try:
-        words = (_PROC / str(process) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        words = _words(process, "cmdline")
     except OSError:
         return ""
-    return words[-1].decode(errors="replace")[-_TARGET_CHARS:]
+    return words[-1].decode(errors="replace")[-_TARGET_CHARS:] if words else ""
