@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -31,8 +32,18 @@ def require_program(program: str, package: str) -> str:
     return found
 
 
+#: Below the range from which kernels choose ports of their own (32768 on), so that no connection takes one
+#: between its choice and its use; each is handed out once in a run.
+_PORTS = iter(random.Random(os.getpid()).sample(range(20000, 32000), 12000))  # noqa: S311  # no secret
+
+
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, and that nobody else is given."""
+    for port in _PORTS:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    pytest.fail("no port between 20000 and 32000 is free")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.container.host.deck import Deck, Image, Line
 
 pytestmark = pytest.mark.container
+Result = TypeVar("Result")
 #: From here on the new generation is the right one.
 COMMITTED = SWAP.index("committed")
 #: A rollback records nothing.
@@ -22,7 +23,7 @@ ROLLBACK = tuple(step for step in SWAP if step != "recorded")
 AT_ONCE = 3
 
 
-def each(lines: Sequence[Line], work: Callable[[Line], object]) -> list[object]:
+def each(lines: Sequence[Line], work: Callable[[Line], Result]) -> list[Result]:
     """Do something with several groups at a time; they have nothing in common but the engine."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(work, lines))
@@ -33,7 +34,8 @@ def lines(deck: Deck, v1: Image, new_line: Callable[[], Line]) -> Iterator[list[
     """As many groups as there are steps, v1 on each."""
     del deck
     made = [new_line() for _ in SWAP]
-    assert each(made, lambda line: line.deploy(v1).code) == [0] * len(made)
+    first = each(made, lambda line: line.deploy(v1))
+    assert [run.code for run in first] == [0] * len(made), [run.said for run in first if run.code]
     yield made
     each(made, lambda line: line.clear())
 
@@ -47,7 +49,8 @@ def crash(line: Line, step: str, *command: str, image: Image | None = None, **ch
 
 def reconcile_all(lines: Sequence[Line]) -> None:
     """What runs at boot, for some groups."""
-    assert each(lines, lambda line: line.run("reconcile").code) == [0] * len(lines)
+    runs = each(lines, lambda line: line.run("reconcile"))
+    assert [run.code for run in runs] == [0] * len(lines), [run.said for run in runs if run.code]
 
 
 def test_a_deploy_that_dies_with_the_whole_engine(deck: Deck, lines: list[Line], v2: Image):
