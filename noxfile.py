@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import venv
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent
 LOCK = ROOT / "requirements.lock.txt"
@@ -216,7 +222,7 @@ def correctness(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def container(session: nox.Session) -> None:
-    """Run the tests that use a real Docker Engine."""
+    """Run the tests that use a real Docker Engine, the long ones too."""
     _install(session)
     session.run("pytest", "tests/container", *session.posargs)
 
@@ -240,12 +246,37 @@ def gpu_engine(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def test(session: nox.Session) -> None:
-    """Run all that CI runs: style, types, the real build, all tests that need no GPU."""
+    """Run all that CI runs: style, types, the real build, all tests that need no GPU but the long ones."""
     _install(session)
-    _lint(session)
-    session.run("blackwell-stacks", "build", "cu130")
-    folders = ("unit", "wheels", "probe_fake", "engine", "container")
-    session.run("pytest", *(f"tests/{folder}" for folder in folders), *session.posargs)
+    with _beside(session, "blackwell-stacks", "build", "cu130"):
+        _lint(session)
+        session.run("pytest", "tests/unit", "tests/wheels", *session.posargs)
+    folders = ("probe_fake", "engine", "container")
+    session.run("pytest", "-m", "not long", *(f"tests/{folder}" for folder in folders), *session.posargs)
+
+
+@contextmanager
+def _beside(session: nox.Session, *command: str) -> Iterator[None]:
+    """Run a program of the session's environment beside what stands in the block; the session fails with it.
+
+    What it says comes when it has ended, so that two outputs do not mix.
+    """
+    log = Path(session.create_tmp()) / "beside.log"
+    with log.open("wb") as output:
+        program = subprocess.Popen(
+            [str(Path(session.bin) / command[0]), *command[1:]], stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            yield
+        except BaseException:
+            program.send_signal(signal.SIGINT)
+            raise
+        finally:
+            code = program.wait()
+            session.log(f"{' '.join(command)}: exit code {code}")
+            sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
+    if code:
+        session.error(f"{' '.join(command)} failed")
 
 
 @nox.session(name="verify-attach", default=False)

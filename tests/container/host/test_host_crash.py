@@ -63,6 +63,7 @@ def test_a_deploy_that_dies_with_the_whole_engine(deck: Deck, lines: list[Line],
         line.assert_right("v2" if SWAP.index(steps[line.group]) >= COMMITTED else "v1")
 
 
+@pytest.mark.long
 def test_a_rollback_whose_program_is_killed(lines: list[Line], v2: Image):
     # Those whose deploy was taken back get it now; the others say that there is nothing to do.
     assert each(lines, lambda line: line.deploy(v2).code) == [0] * len(lines)

@@ -76,6 +76,7 @@ def test_a_rollback_needs_no_registry_no_tag_and_survives_a_prune(
     assert line.deploy(v2).code == 0
 
 
+@pytest.mark.long
 def test_old_images_make_room_by_the_keep_rule(served: Line, v2: Image):
     deck = served.deck
     images = [deck.image(f"k{number}") for number in range(3)]
@@ -95,6 +96,7 @@ def test_old_images_make_room_by_the_keep_rule(served: Line, v2: Image):
     assert served.deploy(v2).code == 0
 
 
+@pytest.mark.long
 def test_an_image_that_was_brought_here_needs_no_registry(served: Line, deck: Deck):
     carried = deck.image("carried")
     deck.engine.docker("pull", "--quiet", carried.reference)
@@ -158,6 +160,7 @@ def _free(place: Path) -> int:
     return blocks * size
 
 
+@pytest.mark.long
 def test_a_patch_moves_few_bytes_and_a_rollback_none(line: Line, deck: Deck):
     with wire(deck.registry.host) as through:
         base = deck.image("before", ballast=BALLAST)

@@ -58,12 +58,14 @@ def test_a_good_release_and_back_and_not_a_toggle(served: Line, v2: Image):
     ("name", "seen"),
     [
         ("crash", "exit code 3"),
-        ("unhealthy", "no answer within 3 s; last seen: /v1/models answers HTTP 503"),
-        ("slow", "no answer within 3 s"),
+        pytest.param(
+            "unhealthy", "no answer within 3 s; last seen: /v1/models answers HTTP 503", marks=pytest.mark.long
+        ),
+        pytest.param("slow", "no answer within 3 s", marks=pytest.mark.long),
         ("wrong-answers", "'391' was expected, '319' came"),
         ("nan", "log-probabilities are not finite (nan)"),
-        ("null-logprobs", "log-probabilities are not finite (None)"),
-        ("empty", "completions in a row had no text"),
+        pytest.param("null-logprobs", "log-probabilities are not finite (None)", marks=pytest.mark.long),
+        pytest.param("empty", "completions in a row had no text", marks=pytest.mark.long),
     ],
 )
 def test_a_bad_release_gives_way_to_the_old_one(failing: Line, v2: Image, name: str, seen: str):
@@ -99,6 +101,7 @@ def failing(new_line, v1: Image):
     line.clear()
 
 
+@pytest.mark.long
 def test_a_first_release_that_fails_leaves_nothing_running(line: Line, v1: Image, v2: Image):
     run = line.deploy(v1, **fault("crash"))
     assert run.code == 1, run.said
@@ -200,6 +203,7 @@ def no_such_image(like: Image) -> dict[str, Any]:
     return {"reference": like.reference.replace(like.digest, digest), "digest": digest, "image_id": digest}
 
 
+@pytest.mark.long
 def test_an_older_driver_keeps_the_rollback_from_its_outage(served: Line, v2: Image):
     needs: dict[str, Any] = {"requirements": {"driver_minimum": "570.1", "target": "sm_120"}}
     assert served.deploy(v2, **needs).code == 0
@@ -234,6 +238,7 @@ def test_the_operator_vanishes_and_the_swap_goes_on(served: Line, v2: Image):
     served.assert_right("v2")
 
 
+@pytest.mark.long
 def test_a_swap_waits_for_its_confirmation(served: Line, v2: Image):
     for answer, code, serves in ((["--reject"], 1, "v1"), ([], 0, "v2")):
         with served.deploy_in_background(v2, confirm_seconds=250) as operator:
@@ -248,6 +253,7 @@ def test_a_swap_waits_for_its_confirmation(served: Line, v2: Image):
     served.assert_right("v2")
 
 
+@pytest.mark.long
 def test_a_stopped_stack_stays_stopped_until_it_is_wanted(served: Line, v2: Image):
     assert served.run("stop").code == 0
     assert served.running() == []
@@ -261,6 +267,7 @@ def test_a_stopped_stack_stays_stopped_until_it_is_wanted(served: Line, v2: Imag
     served.assert_right("v1")
 
 
+@pytest.mark.long
 def test_another_container_of_the_same_name_is_no_rollback(served: Line, v2: Image):
     assert served.deploy(v2).code == 0
     engine, name = served.deck.engine, f"blackwell-{served.group}-g0001"
@@ -288,6 +295,7 @@ def test_a_damaged_state_stops_the_program_and_not_the_stack(served: Line, v2: I
     served.assert_right("v1")
 
 
+@pytest.mark.long
 def test_a_committed_stack_that_no_longer_comes_up_gives_way(served: Line, v2: Image):
     line, broken = served, served.deck.gpus / f"break{served.gpu}"
     environment = {"STAND_IN_FAULT": "breaks", "STAND_IN_BREAK": f"/gpus/{broken.name}"}
@@ -313,6 +321,7 @@ def test_a_committed_stack_that_no_longer_comes_up_gives_way(served: Line, v2: I
     line.assert_right("v1")
 
 
+@pytest.mark.long
 def test_two_groups_keep_apart(served: Line, v1: Image, new_line):
     other = new_line()
     try:
