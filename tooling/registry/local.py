@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "docker-registry"
 LOOPBACK = "127.0.0.1"
+_PORTS, _PORTS_TRIED = range(20000, 32000), 64
 #: Seconds that the registry gets to answer after its start, or to end when asked to.
 _PATIENCE_S = 20.0
 _POLL_S = 0.05
@@ -124,8 +125,11 @@ def _running(folder: Path) -> int:
 
 
 def _port(wanted: int) -> int:
-    """The port of the last time, or a free one."""
-    for port in (wanted, 0):
+    """The port of the last time, or a free one below those that the kernel hands out to connections.
+
+    One of the kernel's own range may belong to somebody's connection when the registry is started again.
+    """
+    for port in (*((wanted,) if wanted else ()), *secrets.SystemRandom().sample(_PORTS, _PORTS_TRIED)):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((LOOPBACK, port))
