@@ -41,6 +41,7 @@ def test_the_cpu_stack_goes_from_image_to_verdict(cpu_image, tmp_path):
     assert record.model == {"tiny.gguf": record.model["tiny.gguf"]}
 
 
+@pytest.mark.long
 def test_two_images_are_booted_by_turns_and_compared(cpu_image, tmp_path):
     """Candidate and baseline are the same image here: whatever the host's noise, that must not fail."""
     record = verify_stack("cpu", ROOT, boots=1, against=cpu_image, output=tmp_path)
@@ -58,7 +59,11 @@ def test_an_image_to_compare_with_that_is_not_here_is_refused_before_any_boot(tm
     assert not (tmp_path / "evidence").exists()
 
 
-@pytest.mark.parametrize("kind", ["zero-v", "swapped-qk", "int2"])
+@pytest.mark.parametrize(
+    "kind",
+    # The others are held against the gate itself in tests/engine.
+    ["zero-v", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("swapped-qk", "int2"))],
+)
 @pytest.mark.usefixtures("cpu_image")
 def test_a_damaged_model_fails_by_its_answers(tmp_path, kind):
     damage_gguf(TINY / "tiny.gguf", kind, tmp_path / "tiny.gguf")

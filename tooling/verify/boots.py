@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import requests
 
 from tooling import console
-from tooling.boot import dry_boot_contract, stack_contract
+from tooling.boot import BootError, dry_boot_contract, stack_contract
 from tooling.dockerhost.containers import execute_in
 from tooling.gates.correctness import Baseline as Answers
 from tooling.gates.correctness import Endpoint as Correctness
 from tooling.gates.correctness import load_baselines, load_profile, run_correctness
 from tooling.gates.correctness.battery import ANSWERS
 from tooling.gates.engine_kits import engine_kits_gate, kits_of
+from tooling.gates.records import Check, Verdict, worst
 from tooling.gates.throughput.gate import run_throughput
 from tooling.gates.throughput.plan import Endpoint as Load
 from tooling.gates.throughput.plan import ThroughputPlan
@@ -44,6 +45,7 @@ CPU_PLAN = ThroughputPlan(
 #: A dry boot is no measurement; only a pause of this many seconds is a fault.
 DRY_STALL_S = 30.0
 PYTHON = "/opt/stack/bin/python"
+LAST_ANSWER = "answers-after-the-load"
 _INFO_ROUTES = ("/server_info", "/get_server_info")
 
 
@@ -148,12 +150,32 @@ def load_gates(endpoint: Endpoint, task: Task) -> tuple[GateResult, GateResult, 
         earlier_boots=task.earlier,
         say=console.say,
     )
-    endpoint.check()
-    endpoint.check_alive()
+    throughput = with_last_answer(endpoint, throughput)
     kept = tuple(
         item.model_copy(update={"path": f"{folder.name}/{item.path}"}) for item in correctness.evidence
     )
     return correctness.model_copy(update={"evidence": kept}), throughput, measured
+
+
+def with_last_answer(endpoint: Endpoint, throughput: GateResult) -> GateResult:
+    """The gate's result and whether the same boot still answers after the load.
+
+    A failure is a check of the record: an exception would lose all that the gates have seen.
+    """
+    try:
+        endpoint.check()
+        endpoint.check_alive()
+        last = Check(name=LAST_ANSWER, verdict=Verdict.PASS, seen="it still answers")
+    except BootError as error:
+        last = Check(name=LAST_ANSWER, verdict=Verdict.FAIL, seen=error.what, details=tuple(error.details))
+    checks = (*throughput.checks, last)
+    verdict = worst(check.verdict for check in checks)
+    return throughput.model_copy(update={"checks": checks, "verdict": verdict})
+
+
+def still_answers(throughput: GateResult) -> bool:
+    """Whether the boot answered after the load."""
+    return any(check.name == LAST_ANSWER and check.verdict is Verdict.PASS for check in throughput.checks)
 
 
 def answers_of(endpoint: Endpoint, task: Task) -> list[Path]:

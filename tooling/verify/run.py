@@ -21,7 +21,7 @@ from tooling.stack import load_stack
 from tooling.triage.features import feature_table
 from tooling.triage.gate import triage_gate
 from tooling.verify.arguments import arguments_gate
-from tooling.verify.boots import Task, load_gates, server_info, set_up
+from tooling.verify.boots import Task, load_gates, server_info, set_up, still_answers
 from tooling.verify.record import VerifyRecord
 from tooling.verify.session import Session, kept, run_boots
 
@@ -171,7 +171,7 @@ def verify_attached(
     ) as endpoint:
         task = Task(profile, tier, root, plan or ThroughputPlan(), evidence, baselines, {}, None, {}, {}, [])
         correctness, throughput, measured = load_gates(endpoint, task)
-        info = server_info(endpoint.url)
+        info = server_info(endpoint.url) if still_answers(throughput) else None
     gates = [correctness, throughput]
     if endpoint.has_log:
         report = endpoint.report()

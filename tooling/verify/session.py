@@ -12,7 +12,7 @@ from tooling.gates.throughput.regression import boot_of, judge_again
 from tooling.gates.verdict import boot_order
 from tooling.triage.features import feature_table
 from tooling.triage.gate import triage_gate
-from tooling.verify.boots import answers_of, load_gates, own_kits, server_info
+from tooling.verify.boots import answers_of, load_gates, own_kits, server_info, still_answers
 from tooling.verify.dispatch import DispatchProof
 
 if TYPE_CHECKING:
@@ -131,9 +131,13 @@ def _boot_candidate(session: Session, image: str, seen: Seen) -> GateResult:
     with session.start(image) as endpoint:
         proof = DispatchProof(session.client, endpoint.facts.container_id, session.stack.environment)
         correctness, throughput, measured = load_gates(endpoint, task)
-        kits = own_kits(session.client, endpoint, task, session.stack, session.setup.contract.port)
-        info = server_info(endpoint.url)
-        dispatch = proof.gates(info, task.evidence)
+        # An engine that is gone can be asked nothing more; that it is gone is in the record.
+        more: list[GateResult] = []
+        info = None
+        if still_answers(throughput):
+            more += own_kits(session.client, endpoint, task, session.stack, session.setup.contract.port)
+            info = server_info(endpoint.url)
+            more += proof.gates(info, task.evidence)
         # Read before the stop that we ask for: what comes after it is not the engine's doing.
         report = endpoint.report()
     features = feature_table(
@@ -149,7 +153,7 @@ def _boot_candidate(session: Session, image: str, seen: Seen) -> GateResult:
         evidence=kept(endpoint),
         limitations=session.setup.limitations,
     )
-    seen.gates += [correctness, *kits, *dispatch, triage]
+    seen.gates += [correctness, *more, triage]
     seen.boots.append(endpoint.facts)
     seen.runs.append(measured)
     _remember(task.earlier, measured, endpoint)
