@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -101,14 +102,22 @@ def stop(folder: Path | None = None) -> bool:
     found = status(folder)
     if found is None or not found.pid:
         return False
-    os.kill(found.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _PATIENCE_S
-    while _running(found.folder):
-        if time.monotonic() > deadline:
+    # By descriptor: a number may be somebody else's by the time the signal is sent, and its command line is
+    # empty before its last thread has let go of the port. The descriptor is ready when all of it is gone.
+    try:
+        process = os.pidfd_open(found.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if _running(found.folder) != found.pid:
+            return False
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if not select.select([process], [], [], _PATIENCE_S)[0]:
             raise EngineError(
                 "the local registry does not end", where=f"process {found.pid}", fix="look at its log"
             )
-        time.sleep(_POLL_S)
+    finally:
+        os.close(process)
     return True
 
 
