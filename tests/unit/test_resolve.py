@@ -34,7 +34,7 @@ description: a stack for these tests
 platform: {glibc: "2.36", python: "3.11"}
 engine: {name: none, package: hello, version: 1.0.0}
 base: {bootstrap: {suite: bookworm, packages: [python3.11]}}
-lock: {indexes: [extra]}
+lock: {indexes: [{name: extra, holds: wheels of these tests}]}
 layers: [{name: all}]
 serve: {command: [python], port: 8000}
 budget: {build_disk_gb: 1}

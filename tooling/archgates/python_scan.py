@@ -172,9 +172,9 @@ class _Scan:
             return
         named = kind in _NAMED
         if named:
-            for decorator in node.decorator_list:  # type: ignore[attr-defined]
-                self._visit(decorator)
             self.symbol.append(node.name)  # type: ignore[attr-defined]
+            for decorator in node.decorator_list:  # type: ignore[attr-defined]
+                self._visit(decorator)  # it decides over what it decorates
         look = self.LOOK.get(kind)
         if look is not None:
             look(self, node)
