@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 #: Reviews, one file a version of a package; beside them `rules/<package>.yaml`.
 JUDGED_DIR = Path(__file__).resolve().parents[2] / "images" / "archgates"
+#: A guard that is longer tells little of what it is for.
+_GUARDED_LINES = 80
+_BRANCH = re.compile(r"\s*#\s*(elif|else|endif)")
 _Document = TypeVar("_Document", Judgements, RuleSet)
 
 
@@ -164,6 +168,11 @@ class _Texts:
             self._holds[key] = re.search(expression, self._text_of(path) or "") is not None
         return self._holds[key]
 
+    def guarded(self, hit: Hit) -> str:
+        """What stands behind a preprocessor condition, up to its next branch or end."""
+        lines = (self._text_of(hit.path) or "").splitlines()[hit.line :]
+        return "\n".join(itertools.takewhile(lambda line: not _BRANCH.match(line), lines[:_GUARDED_LINES]))
+
     def has_line(self, path: str, contains: str) -> bool:
         """Whether a file has a line with this text, however it is indented."""
         lines = (self._text_of(path) or "").splitlines()
@@ -197,4 +206,5 @@ def _applies(rule: Rule, hit: Hit, texts: _Texts) -> bool:
         and (not rule.code or re.search(rule.code, hit.code) is not None)
         and (not rule.not_code or re.search(rule.not_code, hit.code) is None)
         and (not rule.file_holds or texts.holds(hit.path, rule.file_holds))
+        and (not rule.guarded_holds or re.search(rule.guarded_holds, texts.guarded(hit)) is not None)
     )

@@ -154,6 +154,8 @@ class Rule(Record):
         code: Regular expression that the gate's line must hold; empty for any.
         not_code: Regular expression that the line must not hold; empty for none.
         file_holds: Regular expression that the gate's file must hold, e.g. an instruction; empty for any.
+        guarded_holds: Regular expression that the lines behind a preprocessor condition must hold, up to its
+            next #elif, #else or #endif; empty for any.
         polarity: The judgement.
         note: Why.
         evidence: What keeps SM120 out, or lets it in; held against the package at every scan.
@@ -168,11 +170,12 @@ class Rule(Record):
     code: str = ""
     not_code: str = ""
     file_holds: str = ""
+    guarded_holds: str = ""
     polarity: Polarity
     note: str = Field(min_length=20)
     evidence: tuple[Evidence, ...] = Field(min_length=1)
 
-    @field_validator("symbol", "code", "not_code", "file_holds")
+    @field_validator("symbol", "code", "not_code", "file_holds", "guarded_holds")
     @classmethod
     def _is_expression(cls, value: str) -> str:
         try:
