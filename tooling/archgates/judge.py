@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 JUDGED_DIR = Path(__file__).resolve().parents[2] / "images" / "archgates"
 #: A guard that is longer tells little of what it is for.
 _GUARDED_LINES = 80
+#: So far is looked behind a condition of Python, whose first line the gate stands on.
+_NEXT_LINES = 12
 _BRANCH = re.compile(r"\s*#\s*(elif|else|endif)")
 _Document = TypeVar("_Document", Judgements, RuleSet)
 
@@ -169,8 +171,10 @@ class _Texts:
         return self._holds[key]
 
     def guarded(self, hit: Hit) -> str:
-        """What stands behind a preprocessor condition, up to its next branch or end."""
+        """What stands behind a gate: of a preprocessor condition up to its next branch, else the next lines."""
         lines = (self._text_of(hit.path) or "").splitlines()[hit.line :]
+        if hit.path.endswith(".py"):
+            return "\n".join(lines[:_NEXT_LINES])
         return "\n".join(itertools.takewhile(lambda line: not _BRANCH.match(line), lines[:_GUARDED_LINES]))
 
     def has_line(self, path: str, contains: str) -> bool:

@@ -42,6 +42,8 @@ _SM90 = re.compile(r"_?is_sm90\w*|is_hopper\w*")
 _SM100 = re.compile(r"_?is_sm1(?:00|03)\w*")
 _SM12X = re.compile(r"_?is_sm12\w*")
 _BLACKWELL = re.compile(r"_?is_blackwell\w*")
+#: A helper that is true from an architecture on, e.g. `is_sm100_or_newer`.
+_AND_LATER = re.compile(r"(?:or|and)_(?:newer|later|above|higher)|_plus")
 _HELPERS = (
     (_SM90, Pattern.SM90_HELPER),
     (_SM100, Pattern.SM100_HELPER),
@@ -210,7 +212,8 @@ class _Scan:
             self._add(node, Pattern.NVCC_FLAGS_CONSTANT)
         for expression, pattern in _HELPERS:
             if expression.fullmatch(name):
-                self._add(node, pattern, sm120=pattern in (Pattern.BLACKWELL_HELPER, Pattern.SM12X_HELPER))
+                admits = pattern in (Pattern.BLACKWELL_HELPER, Pattern.SM12X_HELPER)
+                self._add(node, pattern, sm120=admits or bool(_AND_LATER.search(name)))
 
     def _call(self, node: ast.Call) -> None:
         for keyword in node.keywords:
