@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -205,7 +205,7 @@ class Judgements(Record):
     Attributes:
         package: Distribution name.
         version: Its version.
-        judged: Single gates; they come before the rules.
+        judged: Single gates; they come before the rules. In a file they stand under `files`, by path.
         rules: Rule -> how many gates it must cover, in the order in which they are tried.
     """
 
@@ -213,6 +213,21 @@ class Judgements(Record):
     version: str
     judged: tuple[Judgement, ...] = ()
     rules: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_file(cls, data: Any) -> Any:
+        """Take `files: {path: [judgement, ...]}` as judgements with that path."""
+        if not isinstance(data, dict) or "files" not in data:
+            return data
+        rest = {name: value for name, value in data.items() if name != "files"}
+        files = data["files"]
+        if not isinstance(files, dict) or not all(isinstance(found, list) for found in files.values()):
+            raise ValueError("files: a list of judgements under each path")
+        if not all(isinstance(one, dict) for found in files.values() for one in found):
+            raise ValueError("files: each judgement is a mapping")
+        named = [{**one, "path": path} for path, found in files.items() for one in found]
+        return {**rest, "judged": [*rest.get("judged", ()), *named]}
 
     @model_validator(mode="after")
     def _something(self) -> Judgements:
