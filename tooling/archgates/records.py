@@ -154,8 +154,8 @@ class Rule(Record):
         code: Regular expression that the gate's line must hold; empty for any.
         not_code: Regular expression that the line must not hold; empty for none.
         file_holds: Regular expression that the gate's file must hold, e.g. an instruction; empty for any.
-        guarded_holds: Regular expression that the lines behind the gate must hold: up to the next #elif, #else or
-            #endif of a preprocessor condition, the next dozen in Python; empty for any.
+        guarded_holds: Regular expression that the lines behind the gate must hold: up to the next #elif, #else
+            or #endif of a preprocessor condition, the next dozen in Python; empty for any.
         polarity: The judgement.
         note: Why.
         evidence: What keeps SM120 out, or lets it in; held against the package at every scan.

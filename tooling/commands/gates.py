@@ -150,14 +150,18 @@ def _polarity_table(scans: Iterable[PackageScan]) -> Table:
 
 
 def _table(found: Iterable[JudgedHit], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("polarity", "id", "file:line", "form", "on SM120", "code", "note", "patch"):
+    table = Table(title=title, title_justify="left", show_lines=True)
+    for column in ("polarity", "gate", "what is known"):
         table.add_column(column, overflow="fold")
     for one in sorted(found, key=lambda gate: list(Polarity).index(gate.polarity)):
         hit = one.hit
-        value = {True: "true", False: "false", None: ""}[hit.sm120]
-        place = f"{hit.path}:{hit.line}"
-        cells = (str(one.polarity), one.id, place, str(hit.pattern), value, hit.code, one.note, one.patch)
+        value = {True: "true on SM120", False: "false on SM120", None: ""}[hit.sm120]
+        known = [
+            " ".join(filter(None, (one.id, one.note))),
+            ", ".join(filter(None, (hit.pattern, value))),
+            one.patch,
+        ]
+        cells = (str(one.polarity), f"{hit.path}:{hit.line}\n{hit.code}", "\n".join(filter(None, known)))
         table.add_row(*(Text(cell) for cell in cells), style=_STYLES[one.polarity])
     return table
 

@@ -70,7 +70,7 @@ def index_addresses(indexes: Iterable[Index], environment: Mapping[str, str] | N
     indexes = tuple(indexes)
     if unknown := unknown_indexes(indexes, environment):
         raise InputError(
-            f"the stack takes wheels from {len(unknown)} further package index(es) that this machine does not know",
+            f"{len(unknown)} of the package indexes that the stack needs are not known to this machine",
             details=unknown,
             fix="export these variables, then run the command again",
         )

@@ -31,7 +31,7 @@ _NO_WHEEL = re.compile(r"has no wheels with a matching (?P<what>platform|Python 
 
 
 def compile_argv(stack: Stack, workspace: Path, uv_binary: str) -> list[str]:
-    """The resolver's command line; the files that it names are written by `_write_inputs`."""
+    """The resolver's command line; the files that it names are written by `write_inputs`."""
     platform = stack.platform
     return [
         uv_binary, "pip", "compile", str(workspace / "requirements.in"),
@@ -46,7 +46,8 @@ def compile_argv(stack: Stack, workspace: Path, uv_binary: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _write_inputs(stack: Stack, workspace: Path) -> None:
+def write_inputs(stack: Stack, workspace: Path) -> None:
+    """Write what the resolver reads: requirements, constraints and overrides."""
     constraints = [*stack.lock.constraints]
     if stack.cuda is not None:
         constraints += minor_constraints(stack.cuda)
@@ -71,7 +72,7 @@ def resolve(stack: Stack, known_faults_path: Path) -> Lock:
     addresses = index_addresses(stack.lock.indexes)
     with tempfile.TemporaryDirectory(prefix="blackwell-stacks-lock-") as directory:
         workspace = Path(directory)
-        _write_inputs(stack, workspace)
+        write_inputs(stack, workspace)
         argv = compile_argv(stack, workspace, uv.find_uv_bin())
         try:
             done = runner.run(argv, env=uv_index_variables(addresses))

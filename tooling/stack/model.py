@@ -26,6 +26,8 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
 Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
 Minor = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
 Target = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[af]?$")]
+
+
 def _valid_requirement(value: str) -> str:
     try:
         Requirement(value)
@@ -412,12 +414,11 @@ class Stack(Record):
     def pins(self) -> dict[str, str]:
         """Package -> version of every requirement that names one version; an override beats the rest."""
         wanted = [*self.requirements, *(one.requirement for one in self.lock.overrides)]
-        found = {}
-        for text in wanted:
-            requirement = Requirement(text)
-            (specifier, *more) = [*requirement.specifier] or [None]
-            if specifier is not None and not more and specifier.operator == "==" and "*" not in specifier.version:
-                found[canonicalize_name(requirement.name)] = specifier.version
+        found: dict[str, str] = {}
+        for requirement in map(Requirement, wanted):
+            exact = [one.version for one in requirement.specifier if one.operator == "=="]
+            if len(requirement.specifier) == len(exact) == 1 and "*" not in exact[0]:
+                found[canonicalize_name(requirement.name)] = exact[0]
         return found
 
     @property
