@@ -1,11 +1,13 @@
 """The scan on real wheels: counts obtained by other means too, and gates that are known to be there."""
 
 import json
+from functools import cache
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.wheels.upstream import wheel
+from tooling.archgates.kept import keep
 from tooling.archgates.records import Marker, PackageScan, Pattern, Polarity
 from tooling.archgates.scan import scan_tree
 from tooling.cli import app
@@ -15,8 +17,11 @@ pytestmark = pytest.mark.wheels
 UNJUDGED = {("sglang", "0.5.23"): 150, ("flashinfer-python", "0.7.2"): 310}
 
 
+@cache
 def _scan(package: str, version: str) -> PackageScan:
+    """A scan made now, which is then kept for the commands."""
     (scan,) = scan_tree(wheel(package, version), [package])
+    keep(scan)
     return scan
 
 
@@ -71,6 +76,10 @@ def test_flashinfer_0_7_2():
 
 def test_the_commands_read_the_stack_that_has_no_lock():
     """Its wheels of the ordinary index are there; what needs its own indexes is named and not read."""
+    unjudged = {
+        package: _scan(package, version).polarities()[Polarity.UNJUDGED]
+        for package, version in (("sglang", "0.5.9"), ("flashinfer-python", "0.6.4"))
+    }
     done = CliRunner().invoke(app, ["gates", "cu130-0.5.9", "--json"])
     assert done.exit_code == 0, done.exception
     found = {scan["package"]: scan for scan in json.loads(done.stdout)}
@@ -78,6 +87,7 @@ def test_the_commands_read_the_stack_that_has_no_lock():
         "flashinfer-python": "0.6.4",
         "sglang": "0.5.9",
     }
+    assert {name: scan["polarities"]["unjudged"] for name, scan in found.items()} == unjudged
     assert all(scan["status"] == "source-qualified" for scan in found.values())
     assert "not read: sgl-kernel 0.3.21+cu130" in done.stderr
     done = CliRunner().invoke(app, ["patches", "cu130-0.5.9", "--json"])

@@ -222,7 +222,7 @@ class _Scan:
                 self._add(keyword.value, Pattern.ARCH_LIST_BY_NAME)
             elif pattern is not None:
                 self._add(keyword.value, pattern, _holds_sm120(keyword.value))
-        if "supported_compute_capability" in _names(node.func) and node.args:
+        if node.args and _last_name(node.func) == "supported_compute_capability":
             self._add(node, Pattern.CAPABILITY_DECORATOR, _holds_sm120(node.args[0]))
 
     def _either(self, node: ast.BoolOp) -> None:
