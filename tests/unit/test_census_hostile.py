@@ -32,7 +32,7 @@ lies = st.lists(
     min_size=1,
     max_size=6,
 )
-fuzzed = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+fuzzed = settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 
 
 def lied(data: bytes, changes: list[tuple[int, bytes]], length: int) -> bytes:

@@ -109,7 +109,7 @@ JSON = st.recursive(
 SECTIONS = ["system", "grants", "nvidia", "pci", "iommu", "kernel_log", "engine", "disks", "ports"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(section=st.sampled_from(SECTIONS), value=JSON)
 def test_a_section_of_any_shape_never_breaks_the_reader(section: str, value: Any):
     raw = examples.document(2)
@@ -122,7 +122,7 @@ def test_a_section_of_any_shape_never_breaks_the_reader(section: str, value: Any
         assert report.result.checks
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(field=st.sampled_from(["nvml", "devices", "idle_before", "idle_after", "image"]), value=JSON)
 def test_a_field_of_any_shape_never_breaks_the_judgement(field: str, value: Any):
     assert judge(examples.record({**examples.document(2), field: value})).result.checks

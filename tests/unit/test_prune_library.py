@@ -303,7 +303,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return build_library(tmp_path_factory.mktemp("sample"), ((Code(90, 9000), Code(120, 300)),)).read_bytes()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(changes=lies, tables=st.booleans())
 def test_damaged_files_are_refused_or_pruned_right(
     sample: bytes,
