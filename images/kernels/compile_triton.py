@@ -3,7 +3,8 @@
 Usage: compile_triton.py --out DIR [--targets 120,90]
 
 Leaves `<target>/<kernel>.cubin` for each kernel, and `kernels.json` with what a cubin does not say: the dynamic
-shared memory that a launch asks for. Constants and warps are those that the package launches with.
+shared memory that a launch asks for. Constants and warps are those that the package launches with. A kernel
+that asks for more shared memory than SM120 has is refused, for every target: Triton compiles it all the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 TARGETS = (120, 90)
+#: Bytes that a block may have on SM120: 100 KB a multiprocessor, of which 1 KB is the system's.
+SHARED_LIMIT = 101_376
 #: What a launch finds out by itself: a pointer, or a whole number, is a multiple of 16.
 _ALIGNED = ["tt.divisibility", 16]
 
@@ -42,33 +45,40 @@ class Variant(NamedTuple):
     stages: int
 
 
+def _types(words: str) -> dict[str, str]:
+    """`name:type` words as a mapping."""
+    return dict(word.split(":") for word in words.split())
+
+
+_LOGITS = _types(
+    "q:*fp8e4nv keys:*fp8e4nv scales:*fp32 weights:*fp32 lengths:*i32 page_table:*i32 out:*fp32"
+    " table_stride:i32 out_stride:i32 columns:i32 parts:i32"
+)
+_CACHE = _types("values:*fp8e4nv ropes:*bf16 scales:*u8 indices:*i32 lengths:*i32")
+_PARTS = _types("part_sums:*fp32 part_peaks:*fp32 part_totals:*fp32")
+_ATTENTION = (
+    {"q": "*bf16", **_CACHE}
+    | {f"more_{name}": kind for name, kind in _CACHE.items()}
+    | _PARTS
+    | _types(
+        "heads:i32 parts:i32 width:i32 page_stride:i32 more_width:i32 more_page_stride:i32 scale_log2:fp32"
+    )
+)
+_COMBINE = _PARTS | _types("sinks:*fp32 out:*bf16 lse:*fp32 heads:i32 parts:i32")
+
+
 def variants() -> list[Variant]:
     """Every kernel with the constants of DeepSeek-V4, the smaller indexer and one scope alone."""
-    from blackwell_kernels import indexer, sparse_mla  # noqa: PLC0415  # after the path is set
+    from blackwell_kernels import indexer, sparse_mla, triton_kernels  # noqa: PLC0415  # after the path is set
 
-    logits = {
-        **dict(q="*fp8e4nv", keys="*fp8e4nv", scales="*fp32", weights="*fp32", lengths="*i32"),
-        **dict(page_table="*i32", out="*fp32", table_stride="i32", out_stride="i32", columns="i32", parts="i32"),
-    }
-    cache = {"values": "*fp8e4nv", "ropes": "*bf16", "scales": "*u8", "indices": "*i32", "lengths": "*i32"}
-    attention = {
-        "q": "*bf16",
-        **cache,
-        **{f"more_{name}": kind for name, kind in cache.items()},
-        **dict(part_sums="*fp32", part_peaks="*fp32", part_totals="*fp32", heads="i32", parts="i32"),
-        **dict(width="i32", page_stride="i32", more_width="i32", more_page_stride="i32", scale_log2="fp32"),
-    }
-    combine = {
-        **dict(part_sums="*fp32", part_peaks="*fp32", part_totals="*fp32", sinks="*fp32", out="*bf16"),
-        **dict(lse="*fp32", heads="i32", parts="i32"),
-    }
     sizes = {"WIDTH": sparse_mla.WIDTH, "GROUP": sparse_mla.GROUP, "GROUPS": sparse_mla.GROUPS}
     tile = {"HEADS": sparse_mla.BLOCK_HEADS, "TOKENS": sparse_mla.BLOCK_TOKENS, **sizes}
+    pages = {"HAS_LENGTHS": True, "HAS_MORE_LENGTHS": True, "PAGE": 256, "MORE_PAGE": 64}
     found = [
         Variant(
             f"paged_mqa_logits_{heads}",
-            indexer.paged_mqa_logits_kernel,
-            logits,
+            triton_kernels.paged_mqa_logits_kernel,
+            _LOGITS,
             frozenset({"table_stride", "parts"}),
             {"NEXT": 1, "HEADS": heads, "WIDTH": indexer.WIDTH, "PAGE": indexer.PAGE},
             indexer.WARPS,
@@ -79,13 +89,10 @@ def variants() -> list[Variant]:
     found += [
         Variant(
             f"sparse_mla_part_{scopes}",
-            sparse_mla.sparse_mla_part_kernel,
-            attention,
+            triton_kernels.sparse_mla_part_kernel,
+            _ATTENTION,
             frozenset({"parts", "heads"}),
-            {
-                **dict(HAS_LENGTHS=True, HAS_MORE=scopes == 2, HAS_MORE_LENGTHS=True, PAGE=256, MORE_PAGE=64),  # noqa: PLR2004
-                **tile,
-            },
+            {"HAS_MORE": scopes > 1, **pages, **tile},
             sparse_mla.WARPS,
             sparse_mla.STAGES,
         )
@@ -94,8 +101,8 @@ def variants() -> list[Variant]:
     found.append(
         Variant(
             "sparse_mla_combine",
-            sparse_mla.sparse_mla_combine_kernel,
-            combine,
+            triton_kernels.sparse_mla_combine_kernel,
+            _COMBINE,
             frozenset({"parts", "heads"}),
             {"HAS_SINKS": True, "PARTS": sparse_mla.MAX_PARTS, "WIDTH": sparse_mla.WIDTH},
             sparse_mla.COMBINE_WARPS,
@@ -116,7 +123,9 @@ def compile_for(variant: Variant, capability: int) -> Any:
     if missing:
         raise SystemExit(f"{variant.name}: arguments without a type, or types without an argument: {missing}")
     aligned = [
-        name for name, kind in variant.types.items() if kind[0] == "*" or (kind == "i32" and name not in variant.odd)
+        name
+        for name, kind in variant.types.items()
+        if kind[0] == "*" or (kind == "i32" and name not in variant.odd)
     ]
     source = ASTSource(
         variant.kernel,
@@ -126,6 +135,16 @@ def compile_for(variant: Variant, capability: int) -> Any:
     )
     options = {"num_warps": variant.warps, "num_stages": variant.stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def too_large(record: list[dict[str, Any]]) -> list[str]:
+    """The launches that SM120 would refuse, in words."""
+    return [
+        f"{one['kernel']} for {one['target']} asks for {one['shared']} bytes of shared memory, "
+        f"SM120 has {SHARED_LIMIT}"
+        for one in record
+        if one["shared"] > SHARED_LIMIT
+    ]
 
 
 def main() -> int:
@@ -145,7 +164,9 @@ def main() -> int:
             record.append({"target": target, "kernel": variant.name, "shared": made.metadata.shared})
             print(f"{variant.name} for {target}: {made.metadata.shared} bytes of shared memory", flush=True)
     (arguments.out / "kernels.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    return 0
+    for line in (refused := too_large(record)):
+        print(line, file=sys.stderr)
+    return 1 if refused or not record else 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Logits of the sparse indexer over a paged FP8 cache, in Triton: runs on every GPU that Triton compiles for."""
+"""Logits of the sparse indexer over a paged FP8 cache, in Triton: checks of the arguments and the launch."""
 
 from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
+
+from blackwell_kernels.triton_kernels import paged_mqa_logits_kernel
 
 #: Keys a page, values a key, and bytes a key: 128 of FP8 and the float32 scale.
 PAGE, WIDTH, KEY_BYTES = 64, 128, 132
@@ -12,45 +13,6 @@ HEADS = (32, 64)
 #: Programs that are enough to fill a GPU; a row is cut into parts until there are so many.
 _PROGRAMS = 512
 WARPS, STAGES = 4, 2
-
-
-@triton.jit
-def paged_mqa_logits_kernel(
-    q,  # FP8 [rows, heads, 128]
-    keys,  # FP8 view of the cache
-    scales,  # float32 view of the cache
-    weights,  # float32 [rows, heads]
-    lengths,  # int32 [rows]
-    page_table,  # int32 [sequences, pages]
-    out,  # float32 [rows, columns]
-    table_stride,
-    out_stride,
-    columns,
-    parts,
-    NEXT: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-):
-    """Program (row, part) takes pages part, part + parts, .. of a row, up to its real length."""
-    row = tl.program_id(0)
-    part = tl.program_id(1)
-    length = tl.minimum(tl.load(lengths + row), columns)
-    head = tl.arange(0, HEADS)
-    value = tl.arange(0, WIDTH)
-    slot = tl.arange(0, PAGE)
-    query = tl.load(q + row.to(tl.int64) * HEADS * WIDTH + head[None, :] * WIDTH + value[:, None])
-    weight = tl.load(weights + row * HEADS + head)
-    table = page_table + (row // NEXT).to(tl.int64) * table_stride
-    line = out + row.to(tl.int64) * out_stride
-    for number in range(part, tl.cdiv(length, PAGE), parts):
-        page = tl.load(table + number).to(tl.int64)
-        key = tl.load(keys + page * (PAGE * WIDTH + PAGE * 4) + slot[:, None] * WIDTH + value[None, :])
-        scale = tl.load(scales + page * (PAGE * WIDTH // 4 + PAGE) + PAGE * WIDTH // 4 + slot)
-        products = tl.dot(key, query)
-        logits = tl.sum(tl.maximum(products, 0.0) * weight[None, :], 1) * scale
-        column = number * PAGE + slot
-        tl.store(line + column, logits, mask=column < length)
 
 
 def check_logits(  # noqa: PLR0917
@@ -99,7 +61,7 @@ def run_logits(  # noqa: PLR0917
     page_table: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Launch on the current stream. The grid depends on shapes alone, so a captured launch serves all lengths."""
+    """Launch on the current stream. The grid rests on shapes alone: a captured launch serves all lengths."""
     rows, columns = out.shape
     if rows == 0:
         return

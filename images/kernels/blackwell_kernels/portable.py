@@ -70,8 +70,8 @@ def _fake_logits(  # noqa: PLR0917
 
 
 _define(
-    "paged_mqa_logits(Tensor q, Tensor cache, Tensor weights, Tensor lengths, Tensor page_table, int max_length)"
-    " -> Tensor",
+    "paged_mqa_logits(Tensor q, Tensor cache, Tensor weights, Tensor lengths, Tensor page_table,"
+    " int max_length) -> Tensor",
     _logits,
     _fake_logits,
 )
@@ -88,13 +88,14 @@ def paged_mqa_logits(  # noqa: PLR0917  # DeepGEMM's order
     """Logits of the sparse indexer, `fp8_paged_mqa_logits` of DeepGEMM without its schedule metadata.
 
     With k[t] the 128 FP8 values and ks[t] the scale of token t of a row's sequence:
-    logits[row, t] = ks[t] * sum over heads h of weights[row, h] * max(q[row, h] . k[t], 0), for t < lengths[row].
-    What lies behind a row's length is not written (DeepGEMM's `clean_logits=False`). Products are summed by the
-    tensor cores in float32 and a NaN product counts as 0. The cost follows the lengths, which are read on the
+    logits[row, t] = ks[t] * sum over heads h of weights[row, h] * max(q[row, h] . k[t], 0), t < lengths[row].
+    What lies behind a row's length is not written (DeepGEMM's `clean_logits=False`). Products are summed by
+    the tensor cores in float32. The cost follows the lengths, which are read on the
     device; the grid rests on shapes alone, so that a captured launch serves all lengths up to `max_length`.
 
     Args:
-        q: [sequences, next, heads, 128] float8_e4m3fn contiguous, heads 32 or 64; a row is a query of a sequence.
+        q: [sequences, next, heads, 128] float8_e4m3fn contiguous, heads 32 or 64; a row is one of the `next`
+            queries of a sequence.
         cache: [pages, 64, 1, 132] uint8 contiguous. A page is 64 x 128 FP8 values, then 64 float32 scales.
         weights: [sequences * next, heads] float32 contiguous; softmax scale and scale of q are in it.
         lengths: [sequences, next] int32 (or [sequences] for next = 1), in tokens; below 0 counts as 0.
@@ -142,9 +143,9 @@ def _fake_attention(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Te
 
 
 _define(
-    "sparse_mla_decode(Tensor q, Tensor cache, Tensor indices, Tensor? lengths, int page_size, Tensor? more_cache,"
-    " Tensor? more_indices, Tensor? more_lengths, int more_page_size, Tensor? sinks, float softmax_scale)"
-    " -> (Tensor, Tensor)",
+    "sparse_mla_decode(Tensor q, Tensor cache, Tensor indices, Tensor? lengths, int page_size,"
+    " Tensor? more_cache, Tensor? more_indices, Tensor? more_lengths, int more_page_size,"
+    " Tensor? sinks, float softmax_scale) -> (Tensor, Tensor)",
     _attention,
     _fake_attention,
 )
@@ -160,22 +161,22 @@ def sparse_mla_decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode attention of DeepSeek-V4 over selected tokens of one or two paged caches.
 
-    A token's vector k has 512 values: 448 of FP8 (e4m3) times a power of two (ue8m0) for each 64 of them, then 64
-    of bfloat16. It is key and value. Over the list of all tokens that both scopes name:
+    A token's vector k has 512 values: 448 of FP8 (e4m3) times a power of two (ue8m0) for each 64 of them, then
+    64 of bfloat16. It is key and value. Over the list of all tokens that both scopes name:
     lse[b, h] = log(sum over t of exp(softmax_scale * q[b, h] . k[t])),
     out[b, h] = sum over t of exp(softmax_scale * q[b, h] . k[t] - lse[b, h]) * k[t] * s, where s is
-    1 / (1 + exp(sinks[h] - lse[b, h])), or 1 without sinks. A token that is named twice counts twice. Without any
-    token (or with scores of -inf alone) out is 0 and lse is -inf. Probabilities are rounded to bfloat16 before
-    they meet the values, as the tensor cores want them; sums are float32.
+    1 / (1 + exp(sinks[h] - lse[b, h])), or 1 without sinks. A token that is named twice counts twice. Without
+    any token (or with scores of -inf alone) out is 0 and lse is -inf. Probabilities are rounded to bfloat16
+    before they meet the values, as the tensor cores want them; sums are float32.
 
     The cost follows the lengths, which are read on the device; grids rest on shapes alone, so that a captured
     launch serves all lengths.
 
     Args:
         q: [sequences, heads, 512] bfloat16 contiguous, 1 to 128 heads (16 a tile).
-        scope: The tokens, e.g. of the sliding window. Its cache is [pages, bytes] uint8: in a page the values of
-            all tokens come first, 576 bytes each, then 8 bytes of scales each (7 and one unused); pages start
-            on multiples of 16 bytes. An index is page * page_size + place, -1 is none.
+        scope: The tokens, e.g. of the sliding window. Its cache is [pages, bytes] uint8: in a page the values
+            of all tokens come first, 576 bytes each, then 8 bytes of scales each (7 and one unused); pages
+            start on multiples of 16 bytes. An index is page * page_size + place, -1 is none.
         more: A second scope, e.g. the compressed tokens that the indexer chose.
         sinks: [heads] float32, in units of the scores; None for none.
         softmax_scale: Factor of the scores; 512^-0.5 for DeepSeek-V4.
@@ -187,12 +188,6 @@ def sparse_mla_decode(
     Raises:
         ValueError: A shape, type, device or stride is not as above.
     """
-    second = more or Scope(None, None, None, 1)  # type: ignore[arg-type]
-    out, lse = torch.ops.blackwell_kernels.sparse_mla_decode(
-        q,
-        *scope,
-        *second,
-        sinks,
-        softmax_scale,
-    )
+    second = more or (None, None, None, 1)
+    out, lse = torch.ops.blackwell_kernels.sparse_mla_decode(q, *scope, *second, sinks, softmax_scale)
     return out, lse
