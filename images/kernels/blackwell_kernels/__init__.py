@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from blackwell_kernels.errors import GroupError, KernelError, LibraryError, StalledError
     from blackwell_kernels.group import AllReduceGroup
     from blackwell_kernels.library import require_library
+    from blackwell_kernels.mhc import MhcGroup
     from blackwell_kernels.ops import topk_transform
     from blackwell_kernels.portable import paged_mqa_logits, sparse_mla_decode
     from blackwell_kernels.sparse_mla import Scope
@@ -25,6 +26,7 @@ __all__ = [
     "GroupError",
     "KernelError",
     "LibraryError",
+    "MhcGroup",
     "Scope",
     "StalledError",
     "paged_mqa_logits",
@@ -38,6 +40,7 @@ _MODULES = {
     "GroupError": "errors",
     "KernelError": "errors",
     "LibraryError": "errors",
+    "MhcGroup": "mhc",
     "Scope": "sparse_mla",
     "StalledError": "errors",
     "paged_mqa_logits": "portable",
