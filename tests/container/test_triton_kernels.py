@@ -25,8 +25,8 @@ export TRITON_CACHE_DIR=/tmp/cache PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=igno
 python=/opt/stack/bin/python
 umask 0
 $python /kernels/compile_triton.py --out /out > /tmp/compile.log 2>&1 & compiler=$!
-$python /scenarios.py /kernels > /out/right.txt
-$python /scenarios.py /kernels --wrong > /out/wrong.txt
+$python /scenarios.py /kernels /checks > /out/right.txt
+$python /scenarios.py /kernels /checks --wrong > /out/wrong.txt
 wait $compiler || { cat /tmp/compile.log; exit 1; }
 """
 
@@ -39,6 +39,7 @@ def made(engine, tmp_path_factory) -> Path:
     mounts = {
         str(ROOT / "images" / "kernels"): {"bind": "/kernels", "mode": "ro"},
         str(ROOT / "tests" / "container" / "triton_scenarios.py"): {"bind": "/scenarios.py", "mode": "ro"},
+        str(ROOT / "tests" / "gpu" / "kernels"): {"bind": "/checks", "mode": "ro"},
         str(out): {"bind": "/out", "mode": "rw"},
     }
     container = engine.containers.create(
@@ -62,7 +63,7 @@ def _outcomes(path: Path) -> dict[str, dict[str, Any]]:
 
 def test_results_are_those_of_the_formulas(made):
     outcomes = _outcomes(made / "right.txt")
-    assert len(outcomes) == 9
+    assert len(outcomes) == 11
     assert {name: outcome["wrong"] for name, outcome in outcomes.items()} == dict.fromkeys(outcomes, "")
     assert all(outcome["compared"] > 0 for outcome in outcomes.values())
 

@@ -1,7 +1,9 @@
 """Runs inside the image, without a GPU: the Triton kernels under Triton's interpreter, held against float64.
 
-    triton_scenarios.py PACKAGE            all cases, one `RESULT` line each
-    triton_scenarios.py PACKAGE --wrong    the same with one line of a kernel changed; must fail
+    triton_scenarios.py PACKAGE CHECKS            all cases, one `RESULT` line each
+    triton_scenarios.py PACKAGE CHECKS --wrong    the same with one line of a kernel changed; must fail
+
+PACKAGE is `images/kernels`, CHECKS `tests/gpu/kernels`.
 
 The references gather token by token and share nothing with the kernels, not even how a page is read.
 """
@@ -10,6 +12,8 @@ The references gather token by token and share nothing with the kernels, not eve
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import shutil
@@ -357,6 +361,81 @@ def operators_agree_with_their_fakes() -> dict[str, Any]:
     return {"compared": len(calls)}
 
 
+def hyper_connection_inputs(tokens: int = 2, hidden: int = 512) -> dict[str, torch.Tensor]:
+    """What the boundary of hyper-connections takes, with nothing in it."""
+    wide = {"x": (tokens, hidden), "streams": (tokens, 4, hidden), "norm_weight": (hidden,)}
+    narrow = {"post": (tokens, 4), "comb": (tokens, 4, 4), "fn": (24, 4 * hidden), "scale": (3,), "base": (24,)}
+    found = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in wide.items()}
+    found |= {name: torch.zeros(shape) for name, shape in narrow.items()}
+    order = ("x", "streams", "post", "comb", "fn", "scale", "base", "norm_weight")
+    return {name: found[name] for name in order}
+
+
+@case
+def hyper_connections_have_fakes_and_refuse_what_does_not_fit() -> dict[str, Any]:
+    """Without its kernel, which needs a GPU: shapes as tracing sees them, and the checks of every argument."""
+    from blackwell_kernels import mhc, ops  # noqa: F401, PLC0415
+
+    given = hyper_connection_inputs()
+    on_meta = [tensor.to("meta") for tensor in given.values()]
+    made = torch.ops.blackwell_kernels.all_reduce_mhc(*on_meta, 1e-6, 1e-6, 1e-6, 20, 1)
+    names = ("streams", "post", "comb", "x")
+    assert [(one.shape, one.dtype) for one in made] == [
+        (given[name].shape, given[name].dtype) for name in names
+    ]
+    alone = torch.ops.blackwell_kernels.all_reduce_mhc_post(*on_meta[:4], 1)
+    assert (alone.shape, alone.dtype) == (given["streams"].shape, torch.bfloat16)
+    assert [mhc.slices_of(hidden) for hidden in (4096, 5120, 7168, 8192, 1280)] == [8, 5, 7, 8, 5]
+    group: Any = object.__new__(mhc.MhcGroup)
+    group.hidden, group.slices, group.max_tokens, group.device = 512, 2, 2, torch.device("cpu")
+    group._slab = group
+    long = {name: torch.cat([tensor, tensor]) for name, tensor in given.items()}
+    tries = [(name, {**given, name: long[name]}) for name in given]
+    tries += [(name, {**given, name: given[name].half()}) for name in given]
+    tries += [("streams", {**given, "streams": given["streams"].transpose(1, 2).contiguous().transpose(1, 2)})]
+    for name, tensors in tries:
+        x, streams, post, comb, *mixing = tensors.values()
+        said = ""
+        try:
+            group.launch_mhc(x, streams, post, comb, (*mixing, 1e-6, 1e-6, 1e-6, 20))
+        except ValueError as error:
+            said = str(error)
+        assert said.startswith(f"{name}: "), (name, said)
+    return {"compared": len(tries)}
+
+
+@case
+def hyper_connections_are_what_sglang_computes() -> dict[str, Any]:
+    """The formulas that kernels are held against, and SGLang's own in torch, on the same inputs."""
+    import mhc_checks  # noqa: PLC0415
+
+    spec = importlib.util.find_spec("sglang")
+    assert spec
+    assert spec.origin
+    text = (Path(spec.origin).parent / "kernels" / "ops" / "layernorm" / "mhc.py").read_text()
+    wanted = {"_mhc_pre_torch", "_mhc_post_torch"}
+    found = [node for node in ast.parse(text).body if getattr(node, "name", "") in wanted]
+    theirs: dict[str, Any] = {"torch": torch, "Tuple": tuple}
+    exec(compile(ast.Module(found, []), "mhc.py", "exec"), theirs)  # noqa: S102  # SGLang's own text
+    random = torch.Generator().manual_seed(24)
+    x, streams = (torch.randn(*shape, 512, generator=random).double() for shape in ((3,), (3, 4)))
+    post, comb = torch.rand(3, 4, 1, generator=random), torch.rand(3, 4, 4, generator=random)
+    fn, scale, base = (torch.randn(*shape, generator=random) for shape in ((24, 2048), (3,), (24,)))
+    x, streams = x.to(torch.bfloat16), streams.to(torch.bfloat16)
+    seen = theirs["_mhc_post_torch"](x, streams, post, comb).double()
+    exact, size = mhc_checks.expected_streams([x], [streams, post[..., 0], comb])
+    assert bool(((seen - exact).abs() <= 2.0**-8 * size + 1e-30).all())
+    mixing = (fn, scale, base, None, 1e-6, 1e-6, 1e-6, 20)
+    their_post, their_comb, their_input = theirs["_mhc_pre_torch"](
+        streams, fn, scale, base, 1e-6, 1e-6, 1e-6, 2.0, 20
+    )
+    our_post, our_comb, our_input, size = mhc_checks.expected_next(streams, mixing)
+    assert bool(((their_post[..., 0] - our_post).abs() <= 1e-4).all())
+    assert bool(((their_comb - our_comb).abs() <= 1e-4).all())
+    assert bool(((their_input.double() - our_input).abs() <= 2.0**-8 * size + 1e-30).all())
+    return {"compared": exact.numel() + our_comb.numel() + our_input.numel()}
+
+
 @case
 def wrong_arguments_are_refused() -> dict[str, Any]:
     """Each with the argument's name."""
@@ -412,7 +491,7 @@ def spoil(package: Path) -> Path:
 def main() -> int:
     """Run all cases, say how each went."""
     package = Path(sys.argv[1])
-    sys.path.insert(0, str(spoil(package) if "--wrong" in sys.argv else package))
+    sys.path[:0] = [str(spoil(package) if "--wrong" in sys.argv else package), sys.argv[2]]
     widen_dots()
     for name, run in CASES.items():
         try:

@@ -25,6 +25,8 @@ _MOST_SLICES, _WIDEST_SLICE, _SLICE_STEP = 8, 1024, 256
 #: What an operator passes on: fn, scale, base, norm_weight, rms_eps, hc_eps, norm_eps, iterations.
 Mixing = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float, float, float, int]
 
+_NO_MIXING = (None, None, None, None, 0.0, 0.0, 0.0, 1)
+
 
 class _Call(ctypes.Structure):
     """`bk_mhc` of the library."""
@@ -47,6 +49,31 @@ def slices_of(hidden: int) -> int:
         if hidden % (slices * _SLICE_STEP) == 0 and _SLICE_STEP <= hidden // slices <= _WIDEST_SLICE:
             return slices
     raise ValueError(f"hidden: slices of 256, 512, 768 or 1024 columns, at most 8 of them, not {hidden}")
+
+
+def prepare(
+    inputs: tuple[torch.Tensor, ...],
+    mixing: Mixing | None,
+    workspace: tuple[torch.Tensor, torch.Tensor],
+    slices: int,
+) -> tuple[tuple[torch.Tensor, ...], ctypes.Structure]:
+    """New outputs, and the call of the library that fills them; checks nothing.
+
+    Args:
+        inputs: x, streams, post and comb.
+        mixing: What the next sublayer needs; None for the post step alone.
+        workspace: [rows * slices, 25] float32, and [rows] int32 of zeros.
+        slices: Of a row.
+
+    Returns:
+        (streams, post, comb, out) to be, and the call.
+    """
+    x, streams, post, comb = inputs
+    fn, scale, base, weight, rms_eps, hc_eps, norm_eps, iterations = mixing or _NO_MIXING
+    made = tuple(map(torch.empty_like, (streams, post, comb, x)))
+    given = (*inputs, fn, scale, base, weight, *made, *workspace)
+    pointers = (None if one is None else one.data_ptr() for one in given)
+    return made, _Call(*pointers, rms_eps, hc_eps, norm_eps, iterations, *x.shape, slices)
 
 
 class MhcGroup(AllReduceGroup):
@@ -200,9 +227,7 @@ class MhcGroup(AllReduceGroup):
         mixing: Mixing | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Check and launch on the current stream, for the operators; without `mixing` only R' is made."""
-        fn, scale, base, weight, rms_eps, hc_eps, norm_eps, iterations = mixing or (None,) * 4 + (0.0,) * 3 + (
-            1,
-        )
+        fn, scale, base, weight, *_, iterations = mixing or _NO_MIXING
         tokens = x.shape[0] if x.dim() else 0
         if x.dim() != 2 or not self.takes(tokens, x.shape[1], x.dtype):  # noqa: PLR2004  # a matrix
             seen = f"{list(x.shape)} {x.dtype}"
@@ -223,12 +248,7 @@ class MhcGroup(AllReduceGroup):
             ("base", base, (MIXES,)),
         ):
             self._check(name, tensor, shape, torch.float32)
-        made = tuple(map(torch.empty_like, (streams, post, comb, x)))
-        inputs = (x, streams, post, comb, fn, scale, base, weight)
-        pointers = [None if one is None else one.data_ptr() for one in (*inputs, *made)]
-        workspace = (self._partials.data_ptr(), self._arrivals.data_ptr())
-        sizes = (iterations, tokens, self.hidden, self.slices)
-        call = _Call(*pointers, *workspace, rms_eps, hc_eps, norm_eps, *sizes)
+        made, call = prepare((x, streams, post, comb), mixing, (self._partials, self._arrivals), self.slices)
         rows = tokens * self.slices
         path = self.plans[self.hidden // self.slices].path(rows) if self.forced is None else self.forced
         self._calls["all_reduce_mhc"] += 1

@@ -1,4 +1,4 @@
-"""Both sides of the C interface say the same: functions, their arguments, the version, the structure of a call."""
+"""Both sides of the C interface say the same: functions, their arguments, the version, a call's structure."""
 
 from __future__ import annotations
 
