@@ -58,7 +58,7 @@ def check_logits(tensors: Case, seen: torch.Tensor, where: str) -> int:
         if not length:
             continue
         pages = cache.flatten(1)[table[row].long()]
-        keys = pages[:, : 64 * 128].view(torch.float8_e4m3fn).view(-1, 128)[:length].double()
+        keys = pages[:, : 64 * 128].contiguous().view(torch.float8_e4m3fn).view(-1, 128)[:length].double()
         scales = pages[:, 64 * 128 :].contiguous().view(torch.float32).view(-1)[:length].double()
         products = (keys @ q[row, 0].double().T).clamp(min=0)
         wanted = scales * (products @ weights[row].double())
