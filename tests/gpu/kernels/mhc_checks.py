@@ -26,6 +26,23 @@ _FLOAT = 1e-4
 _FUNCTIONS = ("bk_resident_blocks", "bk_mhc_resident_blocks")
 
 
+def inputs(
+    world: int, hidden: int, tokens: int, seed: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor], mhc.Mixing]:
+    """Parts of all ranks; streams, post and comb; what the next sublayer brings."""
+    random = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random, device="cuda")
+
+    xs = [normal(tokens, hidden).to(torch.bfloat16) for _ in range(world)]
+    streams = (3 * normal(tokens, 4, hidden)).to(torch.bfloat16)
+    shared = [streams, 2 * normal(tokens, 4).sigmoid(), normal(tokens, 4, 4).softmax(-1)]
+    fn = normal(24, 4 * hidden) * (4 * hidden) ** -0.5
+    weight = normal(hidden).to(torch.bfloat16)
+    return xs, shared, (fn, normal(3), normal(24), weight, 1e-6, 1e-6, 1e-6, ITERATIONS)
+
+
 class Ranks:
     """Virtual ranks with a workspace each, and inputs that change with a seed."""
 
@@ -41,18 +58,8 @@ class Ranks:
         ]
 
     def inputs(self, tokens: int, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor], mhc.Mixing]:
-        """Parts of all ranks; streams, post and comb; what the next sublayer brings."""
-        random = torch.Generator("cuda").manual_seed(seed)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=random, device="cuda")
-
-        xs = [normal(tokens, self.hidden).to(torch.bfloat16) for _ in range(self.world)]
-        streams = (3 * normal(tokens, 4, self.hidden)).to(torch.bfloat16)
-        shared = [streams, 2 * normal(tokens, 4).sigmoid(), normal(tokens, 4, 4).softmax(-1)]
-        fn = normal(24, 4 * self.hidden) * (4 * self.hidden) ** -0.5
-        weight = normal(self.hidden).to(torch.bfloat16)
-        return xs, shared, (fn, normal(3), normal(24), weight, 1e-6, 1e-6, 1e-6, ITERATIONS)
+        """Inputs of all ranks for a number of rows."""
+        return inputs(self.world, self.hidden, tokens, seed)
 
     def launches(
         self, xs: list[torch.Tensor], shared: list[torch.Tensor], mixing: mhc.Mixing | None
@@ -145,18 +152,19 @@ def check_all() -> dict[str, object]:
             for number, tokens in enumerate((1, 2, 7, 64, 33, 1, 16) if hidden == HIDDEN else (1, 5, 40)):
                 xs, shared, mixing = ranks.inputs(tokens, number + hidden)
                 for wanted in (mixing, (*mixing[:3], None, *mixing[4:]), None):
-                    compared += _check_paths(ranks, xs, shared, wanted, f"W={world} {tokens}x{hidden}")
+                    compared += check_paths(ranks, xs, shared, wanted, f"W={world} {tokens}x{hidden}")
             ranks.ranks.close()
     return {"comparisons": compared, "replays": replay()}
 
 
-def _check_paths(
+def check_paths(
     ranks: Ranks,
     xs: list[torch.Tensor],
     shared: list[torch.Tensor],
     mixing: mhc.Mixing | None,
     where: str,
 ) -> int:
+    """One set of inputs over every path; returns the number of comparisons."""
     by_path, last = [], 4 if mixing else 1
     for path, name in enumerate(plans.PATHS):
         made, calls = ranks.launches(xs, shared, mixing)
@@ -173,6 +181,35 @@ def _check_paths(
             raise reference.WrongError(f"{where} {name}: a counter of arrivals is not 0 again")
     reference.same_bits(by_path, f"{where}: paths")
     return len(plans.PATHS) * ranks.world
+
+
+def in_a_process(
+    rank: int, world: int, device: int, exchange: Callable[[bytes], list[bytes]]
+) -> dict[str, int]:
+    """The scenario of one rank over CUDA IPC: the group's own methods on every path, a replay, a clean end."""
+    torch.cuda.set_device(device)
+    group = mhc.MhcGroup(
+        world, rank, exchange, 32, HIDDEN, device, patience=60.0, measure=False, first_round=0xFFFFFFFA
+    )
+    names = ("fn", "scale", "base", "norm_weight", "rms_eps", "hc_eps", "norm_eps", "iterations")
+    for seed in range(16):
+        group.forced = seed % 4
+        xs, shared, mixing = inputs(world, HIDDEN, (1, 32, 5)[seed % 3], seed)
+        made = group.boundary(xs[rank], *shared, **dict(zip(names, mixing, strict=True)))
+        check(xs, shared, mixing, made, f"rank {rank} seed {seed}")
+        reference.same_bits([made[0], group.post(xs[rank], *shared)], f"rank {rank} seed {seed}: post alone")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = group.boundary(xs[rank], *shared, **dict(zip(names, mixing, strict=True)))
+    for seed in range(100, 104):
+        new, new_shared, _ = inputs(world, HIDDEN, xs[0].shape[0], seed)
+        for old, other in zip((*xs, *shared), (*new, *new_shared), strict=True):
+            old.copy_(other)
+        graph.replay()
+        check(xs, shared, mixing, made, f"rank {rank} replay {seed}")
+    counters = group.counters()
+    group.close()
+    return counters
 
 
 def replay(replays: int = 20_000) -> int:
