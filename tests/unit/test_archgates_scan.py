@@ -3,17 +3,9 @@ from pathlib import Path
 import pytest
 
 from tooling.archgates.compare import diff
+from tooling.archgates.judge import JUDGED_DIR, Review, judge, load_review
 from tooling.archgates.records import Judgement, Judgements, Polarity
-from tooling.archgates.scan import (
-    JUDGED_DIR,
-    PackageRule,
-    Rules,
-    SkipRule,
-    judge,
-    load_judgements,
-    rules,
-    scan_tree,
-)
+from tooling.archgates.scan import PackageRule, Rules, SkipRule, rules, scan_tree
 from tooling.errors import CheckError, InputError
 from tooling.patches.series import load_series
 
@@ -71,7 +63,7 @@ def test_a_file_that_cannot_be_parsed_is_listed(tmp_path: Path):
     assert scan.unreadable[0].startswith("engine/template.py: ")
 
 
-def _judgements(**changes: object) -> Judgements:
+def _judgements(**changes: object) -> Review:
     fields = {
         "id": "F1",
         "path": "engine/a.py",
@@ -80,7 +72,8 @@ def _judgements(**changes: object) -> Judgements:
         "note": "why",
         **changes,
     }
-    return Judgements(package="engine", version="1.0", judged=(Judgement.model_validate(fields),))
+    judged = (Judgement.model_validate(fields),)
+    return Review(judgements=Judgements(package="engine", version="1.0", judged=judged))
 
 
 def test_a_judgement_covers_the_gate_it_names(tmp_path: Path):
@@ -117,10 +110,10 @@ def test_gates_were_reviewed():
 @pytest.mark.parametrize("name", REVIEWED)
 def test_reviews_are_readable_and_name_patches_that_exist(name: str):
     package, _, version = name.rpartition("-")
-    found = load_judgements(package, version)
+    found = load_review(package, version)
     assert found is not None
     assert package in {rule.name for rule in rules().packages}
-    for one in found.judged:
+    for one in found.judgements.judged:
         if one.patch:
             series, _, number = one.patch.rpartition("/")
             assert number in {patch.name[:4] for patch in load_series(series).patches}

@@ -81,5 +81,5 @@ def test_dpkgs_lines():
 def test_every_base_lock_of_the_checkout_is_its_stacks():
     for path in (ROOT / "stacks").glob("*.yaml"):
         file = load_stack(path.stem, ROOT)
-        if file.stack.base.bootstrap is not None:
+        if file.stack.base.bootstrap is not None and file.lock_path.is_file():
             assert {"libc6", "tini"} <= read_base_lock(file).packages.keys()

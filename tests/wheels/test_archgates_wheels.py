@@ -1,16 +1,27 @@
 """The scan on real wheels: counts obtained by other means too, and gates that are known to be there."""
 
+import json
+from functools import cache
+
 import pytest
+from typer.testing import CliRunner
 
 from tests.wheels.upstream import wheel
+from tooling.archgates.kept import keep
 from tooling.archgates.records import Marker, PackageScan, Pattern, Polarity
 from tooling.archgates.scan import scan_tree
+from tooling.cli import app
 
 pytestmark = pytest.mark.wheels
+#: Gates that nobody has judged may become fewer; more than these need a review.
+UNJUDGED = {("sglang", "0.5.23"): 150, ("flashinfer-python", "0.7.2"): 310}
 
 
+@cache
 def _scan(package: str, version: str) -> PackageScan:
+    """A scan made now, which is then kept for the commands."""
     (scan,) = scan_tree(wheel(package, version), [package])
+    keep(scan)
     return scan
 
 
@@ -48,4 +59,46 @@ def test_sglang_0_5_23():
     assert counts[Pattern.ARCH_LIST] == (1, 1)
     assert scan.markers[Marker.MULTIMEM] == (35, 4)
     assert {"N1", "N4"} <= _ids(scan, Polarity.CLOSED)
-    assert {"N9", "N10", "N13", "N18"} <= _ids(scan, Polarity.OPEN)
+    assert {"N9", "N10", "N18", "S16"} <= _ids(scan, Polarity.OPEN)
+    assert {"N13", "fa4-own-host"} <= _ids(scan, Polarity.RIGHT)
+    assert {"tcgen05-files", "defaults-of-sm10x"} <= _ids(scan, Polarity.HARDWARE)
+    assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["sglang", "0.5.23"]
+
+
+def test_flashinfer_0_7_2():
+    scan = _scan("flashinfer-python", "0.7.2")
+    assert len(scan.gates) > 4000
+    assert {"G5", "G15"} <= _ids(scan, Polarity.OPEN)
+    assert "G17" in _ids(scan, Polarity.CLOSED)
+    assert {"other-target-name", "tcgen05-files", "G12"} <= _ids(scan, Polarity.HARDWARE)
+    assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["flashinfer-python", "0.7.2"]
+
+
+def test_the_commands_read_the_stack_that_has_no_lock():
+    """Its wheels of the ordinary index are there; what needs its own indexes is named and not read."""
+    unjudged = {
+        package: _scan(package, version).polarities()[Polarity.UNJUDGED]
+        for package, version in (("sglang", "0.5.9"), ("flashinfer-python", "0.6.4"))
+    }
+    done = CliRunner().invoke(app, ["gates", "cu130-0.5.9", "--json"])
+    assert done.exit_code == 0, done.exception
+    found = {scan["package"]: scan for scan in json.loads(done.stdout)}
+    assert {name: scan["version"] for name, scan in found.items()} == {
+        "flashinfer-python": "0.6.4",
+        "sglang": "0.5.9",
+    }
+    assert {name: scan["polarities"]["unjudged"] for name, scan in found.items()} == unjudged
+    assert all(scan["status"] == "source-qualified" for scan in found.values())
+    assert "not read: sgl-kernel 0.3.21+cu130" in done.stderr
+    done = CliRunner().invoke(app, ["patches", "cu130-0.5.9", "--json"])
+    assert done.exit_code == 0, done.exception
+    states = [one["state"] for series in json.loads(done.stdout) for one in series["patches"]]
+    assert states == ["applies"] * 14
+
+
+def test_a_package_whose_wheel_is_empty_is_read_with_its_parts():
+    done = CliRunner().invoke(app, ["gates", "nvidia-cutlass-dsl==4.8.0", "--json"])
+    assert done.exit_code == 0, done.exception
+    (scan,) = json.loads(done.stdout)
+    assert scan["files"] > 200
+    assert [gate for gate in scan["gates"] if gate["hit"]["pattern"] == "admissible-archs"]

@@ -42,6 +42,8 @@ _SM90 = re.compile(r"_?is_sm90\w*|is_hopper\w*")
 _SM100 = re.compile(r"_?is_sm1(?:00|03)\w*")
 _SM12X = re.compile(r"_?is_sm12\w*")
 _BLACKWELL = re.compile(r"_?is_blackwell\w*")
+#: A helper that is true from an architecture on, e.g. `is_sm100_or_newer`.
+_AND_LATER = re.compile(r"(?:or|and)_(?:newer|later|above|higher)|_plus")
 _HELPERS = (
     (_SM90, Pattern.SM90_HELPER),
     (_SM100, Pattern.SM100_HELPER),
@@ -172,9 +174,9 @@ class _Scan:
             return
         named = kind in _NAMED
         if named:
-            for decorator in node.decorator_list:  # type: ignore[attr-defined]
-                self._visit(decorator)
             self.symbol.append(node.name)  # type: ignore[attr-defined]
+            for decorator in node.decorator_list:  # type: ignore[attr-defined]
+                self._visit(decorator)  # it decides over what it decorates
         look = self.LOOK.get(kind)
         if look is not None:
             look(self, node)
@@ -210,7 +212,8 @@ class _Scan:
             self._add(node, Pattern.NVCC_FLAGS_CONSTANT)
         for expression, pattern in _HELPERS:
             if expression.fullmatch(name):
-                self._add(node, pattern, sm120=pattern in (Pattern.BLACKWELL_HELPER, Pattern.SM12X_HELPER))
+                admits = pattern in (Pattern.BLACKWELL_HELPER, Pattern.SM12X_HELPER)
+                self._add(node, pattern, sm120=admits or bool(_AND_LATER.search(name)))
 
     def _call(self, node: ast.Call) -> None:
         for keyword in node.keywords:
@@ -219,7 +222,7 @@ class _Scan:
                 self._add(keyword.value, Pattern.ARCH_LIST_BY_NAME)
             elif pattern is not None:
                 self._add(keyword.value, pattern, _holds_sm120(keyword.value))
-        if "supported_compute_capability" in _names(node.func) and node.args:
+        if node.args and _last_name(node.func) == "supported_compute_capability":
             self._add(node, Pattern.CAPABILITY_DECORATOR, _holds_sm120(node.args[0]))
 
     def _either(self, node: ast.BoolOp) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from enum import StrEnum
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from tooling.records import Record
 
@@ -113,12 +116,124 @@ class Judgement(Record):
     hits: int = Field(default=1, ge=1)
 
 
+class OnSm120(StrEnum):
+    """A condition's value on SM120, as the scan tells it."""
+
+    TRUE = "true"
+    FALSE = "false"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of(cls, hit: Hit) -> OnSm120:
+        """The value of one gate."""
+        return {True: cls.TRUE, False: cls.FALSE, None: cls.UNKNOWN}[hit.sm120]
+
+
+class Evidence(Record):
+    """A line that must stand in the package for a rule to hold, e.g. the gate in front of the files it covers.
+
+    Attributes:
+        path: File below site-packages.
+        contains: Text of one line of it, white space folded.
+    """
+
+    path: str
+    contains: str = Field(min_length=3)
+
+
+class Rule(Record):
+    """A judgement of many gates of the same kind; every condition that is given must be met.
+
+    Attributes:
+        id: Its name, the same in every version it holds for.
+        paths: Files that it is about; globs, in which `*` crosses folders.
+        not_paths: Files of these that it is not about.
+        patterns: Forms that it is about; empty for any.
+        on_sm120: The condition's value on SM120 must be this; None for any.
+        symbol: Regular expression that the names around the gate must hold; empty for any.
+        code: Regular expression that the gate's line must hold; empty for any.
+        not_code: Regular expression that the line must not hold; empty for none.
+        file_holds: Regular expression that the gate's file must hold, e.g. an instruction; empty for any.
+        guarded_holds: Regular expression that the lines behind the gate must hold: up to the next #elif, #else
+            or #endif of a preprocessor condition, the next dozen in Python; empty for any.
+        polarity: The judgement.
+        note: Why.
+        evidence: What keeps SM120 out, or lets it in; held against the package at every scan.
+    """
+
+    id: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    paths: tuple[str, ...] = Field(min_length=1)
+    not_paths: tuple[str, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+    on_sm120: OnSm120 | None = None
+    symbol: str = ""
+    code: str = ""
+    not_code: str = ""
+    file_holds: str = ""
+    guarded_holds: str = ""
+    polarity: Polarity
+    note: str = Field(min_length=20)
+    evidence: tuple[Evidence, ...] = Field(min_length=1)
+
+    @field_validator("symbol", "code", "not_code", "file_holds", "guarded_holds")
+    @classmethod
+    def _is_expression(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from error
+        return value
+
+    @field_validator("polarity")
+    @classmethod
+    def _is_a_judgement(cls, value: Polarity) -> Polarity:
+        if value is Polarity.UNJUDGED:
+            raise ValueError("a rule judges; what nobody judged needs none")
+        return value
+
+
+class RuleSet(Record):
+    """The rules over one package; which of them hold is said by the review of each version."""
+
+    package: str
+    rules: tuple[Rule, ...] = Field(min_length=1)
+
+
 class Judgements(Record):
-    """The reviewed gates of one version of a package."""
+    """The review of one version of a package.
+
+    Attributes:
+        package: Distribution name.
+        version: Its version.
+        judged: Single gates; they come before the rules. In a file they stand under `files`, by path.
+        rules: Rule -> how many gates it must cover, in the order in which they are tried.
+    """
 
     package: str
     version: str
-    judged: tuple[Judgement, ...] = Field(min_length=1)
+    judged: tuple[Judgement, ...] = ()
+    rules: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_file(cls, data: Any) -> Any:
+        """Take `files: {path: [judgement, ...]}` as judgements with that path."""
+        if not isinstance(data, dict) or "files" not in data:
+            return data
+        rest = {name: value for name, value in data.items() if name != "files"}
+        files = data["files"]
+        if not isinstance(files, dict) or not all(isinstance(found, list) for found in files.values()):
+            raise ValueError("files: a list of judgements under each path")
+        if not all(isinstance(one, dict) for found in files.values() for one in found):
+            raise ValueError("files: each judgement is a mapping")
+        named = [{**one, "path": path} for path, found in files.items() for one in found]
+        return {**rest, "judged": [*rest.get("judged", ()), *named]}
+
+    @model_validator(mode="after")
+    def _something(self) -> Judgements:
+        if not self.judged and not self.rules:
+            raise ValueError("a review judges something")
+        return self
 
 
 class JudgedHit(Record):
@@ -169,3 +284,8 @@ class PackageScan(Record):
             pattern: (len(places), len({path for path, _ in places}))
             for pattern, places in sorted(lines.items(), key=lambda item: list(Pattern).index(item[0]))
         }
+
+    def polarities(self) -> dict[Polarity, int]:
+        """How many gates have each polarity; all of them are there, the unjudged last."""
+        found = Counter(gate.polarity for gate in self.gates)
+        return {polarity: found[polarity] for polarity in Polarity}

@@ -9,29 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tooling.archgates.cuda_scan import scan_cuda
+from tooling.archgates.judge import judge, load_review
 from tooling.archgates.python_scan import scan_python
-from tooling.archgates.records import (
-    Hit,
-    JudgedHit,
-    Judgement,
-    Judgements,
-    Marker,
-    PackageScan,
-    Skipped,
-)
+from tooling.archgates.records import Hit, Marker, PackageScan, Skipped
 from tooling.errors import CheckError, InputError
 from tooling.patches.wheels import installed_version
 from tooling.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 RULES = Path(__file__).with_name("packages.yaml")
-#: Reviewed gates, one file a version of a package.
-JUDGED_DIR = Path(__file__).resolve().parents[2] / "images" / "archgates"
 _CUDA_SUFFIXES = (".cu", ".cuh", ".h", ".hpp", ".hxx", ".inl", ".inc", ".cpp", ".cc", ".jinja")
 
 
@@ -41,11 +32,13 @@ class PackageRule(Record):
     Attributes:
         name: Distribution name.
         roots: Its folders below site-packages.
+        parts: Other distributions that bring files of these folders, where its own metadata asks for them.
         gates_expected: Finding none in it is a failure of the scan.
     """
 
     name: str
     roots: tuple[str, ...] = Field(min_length=1)
+    parts: tuple[str, ...] = ()
     gates_expected: bool = True
 
 
@@ -70,13 +63,16 @@ def rules() -> Rules:
     return Rules.model_validate(yaml.safe_load(RULES.read_text(encoding="utf-8")))
 
 
-def scan_tree(root: Path, only: Iterable[str] = (), given: Rules | None = None) -> list[PackageScan]:
+def scan_tree(
+    root: Path, only: Iterable[str] = (), given: Rules | None = None, beside: Sequence[Path] = ()
+) -> list[PackageScan]:
     """Scan every known package of a site-packages folder.
 
     Args:
         root: The folder.
         only: Names of packages to scan; empty for all that are known and installed.
         given: Other rules than this project's own.
+        beside: Further folders with files of the packages, for wheels that were unpacked one by one.
 
     Raises:
         InputError: None of the packages is installed there.
@@ -99,7 +95,7 @@ def scan_tree(root: Path, only: Iterable[str] = (), given: Rules | None = None) 
             if wanted:
                 raise
             continue
-        scans.append(scan_package(root, rule, version, chosen))
+        scans.append(scan_package((root, *beside), rule, version, chosen))
     if not scans:
         raise InputError(
             "no package with arch gates is installed there",
@@ -109,8 +105,8 @@ def scan_tree(root: Path, only: Iterable[str] = (), given: Rules | None = None) 
     return scans
 
 
-def scan_package(root: Path, rule: PackageRule, version: str, given: Rules) -> PackageScan:
-    """Scan one package.
+def scan_package(roots: Sequence[Path], rule: PackageRule, version: str, given: Rules) -> PackageScan:
+    """Scan one package, whose files may lie in several folders.
 
     Raises:
         CheckError: It has no source files, no gate although it should, or stale judgements.
@@ -119,10 +115,10 @@ def scan_package(root: Path, rule: PackageRule, version: str, given: Rules) -> P
     markers: dict[Marker, tuple[int, int]] = {}
     unreadable: list[str] = []
     skipped: list[Skipped] = []
-    files = 0
-    for path in _source_files(root, rule.roots, given, skipped):
-        files += 1
+    places: dict[str, Path] = {}
+    for root, path in _source_files(roots, rule.roots, given, skipped):
         name = path.relative_to(root).as_posix()
+        places[name] = path
         if path.suffix == ".py":
             try:
                 hits += scan_python(name, path.read_bytes())
@@ -134,16 +130,21 @@ def scan_package(root: Path, rule: PackageRule, version: str, given: Rules) -> P
         for marker, lines in marked.items():
             old = markers.get(marker, (0, 0))
             markers[marker] = (old[0] + lines, old[1] + 1)
-    _refuse_nothing(rule, root, files, len(hits))
+    _refuse_nothing(rule, roots[0], len(places), len(hits))
     return PackageScan(
         package=rule.name,
         version=version,
-        files=files,
-        gates=tuple(judge(hits, load_judgements(rule.name, version))),
+        files=len(places),
+        gates=tuple(judge(hits, load_review(rule.name, version), lambda name: _text(places, name))),
         markers=markers,
         skipped=tuple(skipped),
         unreadable=tuple(unreadable),
     )
+
+
+def _text(places: Mapping[str, Path], name: str) -> str | None:
+    path = places.get(name)
+    return None if path is None else path.read_text(encoding="utf-8", errors="replace")
 
 
 def _refuse_nothing(rule: PackageRule, root: Path, files: int, hits: int) -> None:
@@ -161,30 +162,37 @@ def _refuse_nothing(rule: PackageRule, root: Path, files: int, hits: int) -> Non
         )
 
 
-def _source_files(root: Path, roots: tuple[str, ...], given: Rules, skipped: list[Skipped]) -> Iterable[Path]:
-    """Every source file of a package, and in `skipped` what was left out."""
-    for start in roots:
-        for folder, folders, names in os.walk(root / start):
-            here = Path(folder).relative_to(root)
-            folders.sort()
-            for name in list(folders):
-                reason = _reason((here / name).as_posix(), given.skip)
-                if reason:
-                    folders.remove(name)
-                    if name != "__pycache__":
-                        files = _count(root / here / name)
-                        skipped.append(Skipped(path=(here / name).as_posix(), files=files, reason=reason))
-            left_out: dict[str, int] = {}
-            for name in sorted(names):
-                if not name.endswith((".py", *_CUDA_SUFFIXES)):
-                    continue
-                reason = _reason(name, given.skip_files)
-                if reason:
-                    left_out[reason] = left_out.get(reason, 0) + 1
-                else:
-                    yield root / here / name
-            for reason, files in left_out.items():
-                skipped.append(Skipped(path=f"{here.as_posix()}/*", files=files, reason=reason))
+def _source_files(
+    roots: Sequence[Path], folders: tuple[str, ...], given: Rules, skipped: list[Skipped]
+) -> Iterator[tuple[Path, Path]]:
+    """Every source file of a package with the root that it lies below, and in `skipped` what was left out."""
+    for root in roots:
+        for start in folders:
+            yield from ((root, path) for path in _files_below(root, start, given, skipped))
+
+
+def _files_below(root: Path, start: str, given: Rules, skipped: list[Skipped]) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root / start):
+        here = Path(folder).relative_to(root)
+        folders.sort()
+        for name in list(folders):
+            reason = _reason((here / name).as_posix(), given.skip)
+            if reason:
+                folders.remove(name)
+                if name != "__pycache__":
+                    files = _count(root / here / name)
+                    skipped.append(Skipped(path=(here / name).as_posix(), files=files, reason=reason))
+        left_out: dict[str, int] = {}
+        for name in sorted(names):
+            if not name.endswith((".py", *_CUDA_SUFFIXES)):
+                continue
+            reason = _reason(name, given.skip_files)
+            if reason:
+                left_out[reason] = left_out.get(reason, 0) + 1
+            else:
+                yield root / here / name
+        for reason, files in left_out.items():
+            skipped.append(Skipped(path=f"{here.as_posix()}/*", files=files, reason=reason))
 
 
 def _reason(name: str, skip: tuple[SkipRule, ...]) -> str:
@@ -193,64 +201,3 @@ def _reason(name: str, skip: tuple[SkipRule, ...]) -> str:
 
 def _count(folder: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(folder))
-
-
-def load_judgements(package: str, version: str, folder: Path = JUDGED_DIR) -> Judgements | None:
-    """The reviewed gates of one version; None where nobody reviewed it.
-
-    Raises:
-        InputError: The file is there and cannot be used.
-    """
-    path = folder / f"{package}-{version}.yaml"
-    if not path.is_file():
-        return None
-    try:
-        found = Judgements.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (ValidationError, yaml.YAMLError) as error:
-        raise InputError(
-            "the judged gates cannot be read", where=str(path), details=str(error).splitlines()[:8]
-        ) from error
-    if (found.package, found.version) != (package, version):
-        raise InputError(f"the file is for {found.package} {found.version}", where=str(path))
-    return found
-
-
-def judge(hits: Iterable[Hit], judgements: Judgements | None) -> list[JudgedHit]:
-    """Put to every hit the first judgement that covers it; what none covers stays unjudged.
-
-    Raises:
-        CheckError: A judgement covers another number of hits than it says: the code is not what was reviewed.
-    """
-    ordered = sorted(hits, key=lambda hit: (hit.path, hit.line, hit.pattern))
-    judged = judgements.judged if judgements else ()
-    covered = dict.fromkeys(range(len(judged)), 0)
-    answer = []
-    for hit in ordered:
-        index = next((i for i, one in enumerate(judged) if _covers(one, hit)), None)
-        if index is None:
-            answer.append(JudgedHit(hit=hit))
-            continue
-        covered[index] += 1
-        one = judged[index]
-        answer.append(JudgedHit(hit=hit, polarity=one.polarity, id=one.id, note=one.note, patch=one.patch))
-    wrong = [
-        f"{one.id}: {one.path} covers {covered[i]} gates, reviewed were {one.hits}"
-        for i, one in enumerate(judged)
-        if covered[i] != one.hits
-    ]
-    if judgements and wrong:
-        raise CheckError(
-            f"judged gates of {judgements.package} {judgements.version} do not match its code",
-            details=wrong,
-            fix="review these gates in the package and correct images/archgates",
-        )
-    return answer
-
-
-def _covers(judgement: Judgement, hit: Hit) -> bool:
-    return (
-        judgement.path == hit.path
-        and judgement.pattern in (None, hit.pattern)
-        and judgement.symbol in ("", hit.symbol, hit.symbol.rpartition(".")[2])
-        and judgement.contains in hit.code
-    )

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from tooling import console
 from tooling.archgates.compare import GateDiff, diff
 from tooling.archgates.records import JudgedHit, PackageScan, Polarity
 from tooling.archgates.scan import rules, scan_tree
+from tooling.archgates.wheels import scan_wheel
 from tooling.errors import InputError
-from tooling.patches.series import SERIES_DIR
-from tooling.patches.wheels import unpacked_wheel
+from tooling.lock.indexes import unknown_indexes
+from tooling.lock.resolve import read_lock
+from tooling.paths import checkout
+from tooling.release.records import Status
+from tooling.stack import load_stack, stack_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STACKS_DIR = SERIES_DIR.parents[1] / "stacks"
-_LOCKED = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;\\]+)", re.MULTILINE)
 _STYLES = {
     Polarity.CLOSED: "yellow",
     Polarity.OPEN: "bold red",
@@ -52,6 +54,7 @@ def gates(
         str | None, typer.Option(help="Older PACKAGE==VERSION or folder: show what is new since then.")
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Counts only.")] = False,
+    unjudged: Annotated[bool, typer.Option("--unjudged", help="List only what nobody has judged.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """List the conditions that decide by GPU architecture, with what is known of their effect on SM120."""
@@ -64,63 +67,102 @@ def gates(
         _show_diffs(diffs, as_json=as_json)
         return
     if as_json:
-        console.print_json([scan.model_dump(mode="json") for scan in scans])
+        console.print_json([_as_data(scan) for scan in scans])
         return
     for scan in scans:
         if not summary:
-            console.out.print(_table(scan.gates, f"{scan.package} {scan.version}"))
+            chosen = [gate for gate in scan.gates if not unjudged or gate.polarity is Polarity.UNJUDGED]
+            console.out.print(_table(chosen, f"{scan.package} {scan.version}"))
         _show_summary(scan)
+    console.out.print(_polarity_table(scans))
 
 
 def scan_subject(subject: str, packages: list[str]) -> list[PackageScan]:
-    """Scan a stack's locked packages, a folder, or one wheel.
+    """Scan a stack's packages, a folder, or one wheel.
 
     Raises:
-        InputError: It is none of these.
+        InputError: It is none of these, or has none of the packages.
     """
     if Path(subject).is_dir():
         return scan_tree(Path(subject), packages)
     known = {rule.name for rule in rules().packages}
+    if strange := sorted(set(packages) - known):
+        raise InputError(
+            "no scan rules for these packages", details=strange, fix=f"known: {', '.join(sorted(known))}"
+        )
     name, _, version = subject.partition("==")
-    if version:
-        locked = {name: version}
-    else:
-        lock = STACKS_DIR / f"{subject}.lock.txt"
-        if not lock.is_file():
-            raise InputError(
-                f"{subject!r} is no stack with a lock, no folder, and no package==version",
-                where=str(STACKS_DIR),
-                fix="name a stack, the site-packages folder of one, or a wheel",
-            )
-        locked = dict(_LOCKED.findall(lock.read_text(encoding="utf-8")))
-    wanted = {one: locked[one] for one in sorted(known & locked.keys()) if not packages or one in packages}
+    versions = {name: version} if version else _versions_of_stack(subject)
+    wanted = {one: versions[one] for one in sorted(known & versions.keys()) if not packages or one in packages}
     if not wanted:
         raise InputError(f"{subject} has no package with scan rules", fix=f"known: {', '.join(sorted(known))}")
-    scans = []
-    for one, locked_version in wanted.items():
-        console.say(f"{one} {locked_version}: from the cache or the package index")
-        scans += scan_tree(unpacked_wheel(one, locked_version), [one])
-    return scans
+    return [scan_wheel(one, wanted[one], console.say) for one in wanted]
+
+
+def _versions_of_stack(name: str) -> dict[str, str]:
+    """Package -> version: of the lock, or of a stack without one what it pins itself.
+
+    Builds that only an index of the stack's own has are left out and named: they cannot be read here.
+    """
+    root = checkout()
+    if name not in stack_names(root):
+        raise InputError(
+            f"{name!r} is no stack, no folder, and no package==version",
+            where=str(root / "stacks"),
+            fix=f"name a stack ({', '.join(stack_names(root))}), a site-packages folder, or a wheel",
+        )
+    file = load_stack(name, root)
+    if file.lock_path.is_file():
+        return {wheel.name: wheel.version for wheel in read_lock(file, root).wheels}
+    pins = file.stack.pins
+    console.say(f"{name} has no lock: read are the versions that the stack itself pins")
+    elsewhere = sorted(one for one, version in pins.items() if "+" in version)
+    for one in elsewhere:
+        console.say(f"  not read: {one} {pins[one]}, a build that ordinary indexes do not have")
+    for line in unknown_indexes(file.stack.lock.indexes):
+        console.say(f"  to lock it, export {line}")
+    return {one: version for one, version in pins.items() if one not in elsewhere}
+
+
+def _as_data(scan: PackageScan) -> dict[str, Any]:
+    counts = {str(polarity): count for polarity, count in scan.polarities().items()}
+    # Read in the wheels: never more than this, whatever was found.
+    return {
+        "package": scan.package,
+        "version": scan.version,
+        "status": str(Status.SOURCE_QUALIFIED),
+        "polarities": counts,
+        **scan.model_dump(mode="json", exclude={"package", "version"}),
+    }
+
+
+def _polarity_table(scans: Iterable[PackageScan]) -> Table:
+    table = Table(title="arch gates by what they do to SM120", title_justify="left")
+    table.caption = f"{Status.SOURCE_QUALIFIED}: read in the packages, nothing was run"
+    table.caption_justify = "left"
+    table.add_column("package", overflow="fold")
+    for kind in ("gates", *Polarity):
+        table.add_column(str(kind), justify="right", overflow="fold")
+    for scan in scans:
+        counts = scan.polarities()
+        row = [str(len(scan.gates)), *(str(counts[kind]) for kind in Polarity)]
+        table.add_row(Text(f"{scan.package} {scan.version}"), *row)
+    return table
 
 
 def _table(found: Iterable[JudgedHit], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("polarity", "id", "file:line", "form", "on SM120", "code", "note", "patch"):
+    table = Table(title=title, title_justify="left", show_lines=True)
+    for column in ("polarity", "gate", "what is known"):
         table.add_column(column, overflow="fold")
     for one in sorted(found, key=lambda gate: list(Polarity).index(gate.polarity)):
         hit = one.hit
-        value = {True: "true", False: "false", None: ""}[hit.sm120]
-        table.add_row(
-            str(one.polarity),
-            one.id,
-            f"{hit.path}:{hit.line}",
-            str(hit.pattern),
-            value,
-            hit.code.replace("[", r"\["),
-            one.note.replace("[", r"\["),
+        value = {True: "true on SM120", False: "false on SM120", None: ""}[hit.sm120]
+        known = [
+            " ".join(filter(None, (one.id, one.note))),
+            ", ".join(filter(None, (hit.pattern, value))),
             one.patch,
-            style=_STYLES[one.polarity],
-        )
+        ]
+        cells = (str(one.polarity), f"{hit.path}:{hit.line}\n{hit.code}", "\n".join(filter(None, known)))
+        table.add_row(*(Text(cell) for cell in cells), style=_STYLES[one.polarity])
     return table
 
 
@@ -133,8 +175,6 @@ def _show_summary(scan: PackageScan) -> None:
     for marker, (lines, files) in scan.markers.items():
         table.add_row(f"({marker})", str(lines), str(files))
     console.out.print(table)
-    polarities = [gate.polarity for gate in scan.gates]
-    console.out.print(", ".join(f"{kind}: {polarities.count(kind)}" for kind in Polarity))
     for tree in scan.skipped:
         console.out.print(f"  not scanned: {tree.path} ({tree.files} files): {tree.reason}", markup=False)
     for line in scan.unreadable:

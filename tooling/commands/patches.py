@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
-from pydantic import ValidationError
 from rich.table import Table
 
 from tooling import console
@@ -17,11 +15,12 @@ from tooling.patches.record import record_series, write_record
 from tooling.patches.series import RECORD_NAME, SERIES_DIR, Selection, load_series, plan_for
 from tooling.patches.state import SeriesState, series_state
 from tooling.patches.wheels import check_as_shipped, installed_version, unpacked_wheel
+from tooling.paths import checkout
+from tooling.release.records import Status
+from tooling.stack import load_stack, stack_names
 
 if TYPE_CHECKING:
     from tooling.patches.series import Series
-
-STACKS_DIR = SERIES_DIR.parents[1] / "stacks"
 
 _Subject = Annotated[
     str, typer.Argument(metavar="STACK-OR-SERIES", help="A stack, or a folder of images/patches.")
@@ -43,22 +42,16 @@ def selections_of(subject: str, series_dir: Path = SERIES_DIR) -> list[Selection
     Raises:
         InputError: Neither a stack nor a series, or a stack without patches.
     """
-    stack = STACKS_DIR / f"{subject}.yaml"
-    if not stack.is_file():
+    root = checkout()
+    if subject not in stack_names(root):
         load_series(subject, series_dir)
         return [Selection(series=subject)]
-    try:
-        document = yaml.safe_load(stack.read_text(encoding="utf-8"))
-        found = [Selection.model_validate(one) for one in document.get("patches") or ()]
-    except (ValidationError, yaml.YAMLError, AttributeError) as error:
+    file = load_stack(subject, root)
+    if not file.stack.patches:
         raise InputError(
-            "the patches of the stack cannot be read", where=str(stack), details=str(error).splitlines()[:6]
-        ) from error
-    if not found:
-        raise InputError(
-            f"stack {subject} uses no patch series", where=str(stack), fix="list them under `patches`"
+            f"stack {subject} uses no patch series", where=str(file.path), fix="list them under `patches`"
         )
-    return found
+    return [Selection.model_validate(one.model_dump()) for one in file.stack.patches]
 
 
 def patches(
@@ -83,7 +76,7 @@ def patches(
         version = installed_version(tree, series.package)
         states.append(series_state(series, version, reader(tree), selection))
     if as_json:
-        console.print_json([state.model_dump(mode="json") for state in states])
+        console.print_json([{**state.model_dump(mode="json"), "status": _status(state)} for state in states])
     else:
         for state in states:
             console.out.print(_table(state))
@@ -112,8 +105,15 @@ def _tree_of(series: Series, against: list[str], *, alone: bool) -> Path:
     return unpacked_wheel(series.package, version)
 
 
+def _status(state: SeriesState) -> str:
+    """What applies to the sources is known of them, and never more: nothing is run here."""
+    return str(Status.SOURCE_QUALIFIED if state.usable else Status.UNTESTED)
+
+
 def _table(state: SeriesState) -> Table:
     table = Table(title=f"{state.series} against {state.against}", title_justify="left")
+    table.caption = f"{_status(state)}: read in the package's own files, nothing was run"
+    table.caption_justify = "left"
     for column in ("patch", "switch", "state", "to do", "details"):
         table.add_column(column, overflow="fold")
     for row in state.patches:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shlex
 import tarfile
 import tempfile
@@ -11,22 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
-
-from tooling.archgates import scan as archgates
-from tooling.archgates.records import PackageScan
-from tooling.archgates.scan import JUDGED_DIR, RULES, rules, scan_tree
+from tooling.archgates.kept import keep, read_kept
+from tooling.archgates.scan import rules, scan_tree
 from tooling.errors import CheckError
 from tooling.patches.apply import Content
 from tooling.patches.diff import parse_diff
 from tooling.patches.overlay import sha256
-from tooling.records import sha256_of, sha256_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import docker
 
+    from tooling.archgates.records import PackageScan
     from tooling.archgates.scan import PackageRule
     from tooling.patches.overlay import Plan
 
@@ -34,11 +30,6 @@ if TYPE_CHECKING:
 _ENDINGS = ("py", "cu", "cuh", "h", "hpp", "hxx", "inl", "inc", "cpp", "cc", "jinja")
 _ARCHIVE = "/tmp/blackwell-stacks-sources.tar"  # noqa: S108  # in a container of its own
 _TIMEOUT_S = 600
-
-
-def cache_folder() -> Path:
-    """Where scans are kept, one file a package version and state of the rules."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackwell-stacks" / "arch-gates"
 
 
 def scans_of(
@@ -65,30 +56,14 @@ def scans_of(
         CheckError: A package has no gate although it should, or reviewed gates do not match its code.
     """
     wanted = [rule for rule in rules().packages if rule.name in packages]
-    kept = {rule.name: _read_kept(_place(rule.name, packages[rule.name])) for rule in wanted}
+    kept = {rule.name: read_kept(rule.name, packages[rule.name]) for rule in wanted}
     absent = [rule for rule in wanted if kept[rule.name] is None]
     if absent:
         say(f"arch gates: scanning {', '.join(rule.name for rule in absent)} (once a version) ...")
         for scan in _scan(client, image, site, absent, packages=packages, plans=plans):
-            place = _place(scan.package, scan.version)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(scan.model_dump_json(), encoding="utf-8")
+            keep(scan)
             kept[scan.package] = scan
     return [scan for scan in kept.values() if scan is not None]
-
-
-def _place(package: str, version: str) -> Path:
-    judged = JUDGED_DIR / f"{package}-{version}.yaml"
-    code = sorted(Path(archgates.__file__).parent.glob("*.py"))
-    state = [sha256_of_file(path) for path in (RULES, *code, *([judged] if judged.is_file() else []))]
-    return cache_folder() / f"{package}-{version}-{sha256_of(state)[:16]}.json"
-
-
-def _read_kept(place: Path) -> PackageScan | None:
-    try:
-        return TypeAdapter(PackageScan).validate_json(place.read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def _scan(

@@ -14,6 +14,8 @@ from tooling.lock.lockfile import DEFAULT_INDEX
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from tooling.stack.model import Index
+
 _PREFIX = "BLACKWELL_STACKS_INDEX_"
 
 
@@ -48,25 +50,35 @@ def pip_configuration_files(environment: Mapping[str, str]) -> list[Path]:
     return files
 
 
-def index_addresses(names: Iterable[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def unknown_indexes(indexes: Iterable[Index], environment: Mapping[str, str] | None = None) -> list[str]:
+    """For each index whose address this machine does not know, what to export and what it must serve."""
+    environment = os.environ if environment is None else environment
+    return [
+        f"{variable_of(index.name)}=<address of a simple index with {index.holds}>"
+        for index in indexes
+        if not environment.get(variable_of(index.name))
+    ]
+
+
+def index_addresses(indexes: Iterable[Index], environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Addresses of the named indexes, and of the default one where the machine sets it.
 
     Raises:
-        InputError: A named index has no address on this machine.
+        InputError: A named index has no address on this machine; all such indexes are named.
     """
     environment = os.environ if environment is None else environment
+    indexes = tuple(indexes)
+    if unknown := unknown_indexes(indexes, environment):
+        raise InputError(
+            f"{len(unknown)} of the package indexes that the stack needs are not known to this machine",
+            details=unknown,
+            fix="export these variables, then run the command again",
+        )
     addresses = {}
     if default := default_index(environment, pip_configuration_files(environment)):
         addresses[DEFAULT_INDEX] = default
-    for name in names:
-        if name == DEFAULT_INDEX:
-            continue
-        if not environment.get(variable_of(name)):
-            raise InputError(
-                f"the stack takes wheels from index {name!r}, whose address this machine does not know",
-                fix=f"export {variable_of(name)}=<address of its simple index>",
-            )
-        addresses[name] = environment[variable_of(name)]
+    for index in indexes:
+        addresses[index.name] = environment[variable_of(index.name)]
     return addresses
 
 

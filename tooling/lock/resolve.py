@@ -16,7 +16,7 @@ from tooling import runner
 from tooling.errors import CommandError, InputError
 from tooling.lock.coherence import KNOWN_FAULTS, Pin, check_coherence, load_known_faults, refuse_if_incoherent
 from tooling.lock.cuda import minor_constraints
-from tooling.lock.indexes import index_addresses, uv_index_variables
+from tooling.lock.indexes import index_addresses, unknown_indexes, uv_index_variables
 from tooling.lock.lockfile import DEFAULT_INDEX, Lock, LockedWheel, parse_lock, render_lock
 from tooling.lock.wheels import best_wheel
 
@@ -31,7 +31,7 @@ _NO_WHEEL = re.compile(r"has no wheels with a matching (?P<what>platform|Python 
 
 
 def compile_argv(stack: Stack, workspace: Path, uv_binary: str) -> list[str]:
-    """The resolver's command line; the files that it names are written by `_write_inputs`."""
+    """The resolver's command line; the files that it names are written by `write_inputs`."""
     platform = stack.platform
     return [
         uv_binary, "pip", "compile", str(workspace / "requirements.in"),
@@ -46,12 +46,14 @@ def compile_argv(stack: Stack, workspace: Path, uv_binary: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _write_inputs(stack: Stack, workspace: Path) -> None:
+def write_inputs(stack: Stack, workspace: Path) -> None:
+    """Write what the resolver reads: requirements, constraints and overrides."""
     constraints = [*stack.lock.constraints]
     if stack.cuda is not None:
         constraints += minor_constraints(stack.cuda)
     # An override with a marker that is never true removes a package from the resolution.
     overrides = [f"{exclusion.package} ; sys_platform == 'never'" for exclusion in stack.lock.exclude]
+    overrides += [override.requirement for override in stack.lock.overrides]
     for name, lines in (
         ("requirements.in", stack.requirements),
         ("constraints.txt", constraints),
@@ -70,7 +72,7 @@ def resolve(stack: Stack, known_faults_path: Path) -> Lock:
     addresses = index_addresses(stack.lock.indexes)
     with tempfile.TemporaryDirectory(prefix="blackwell-stacks-lock-") as directory:
         workspace = Path(directory)
-        _write_inputs(stack, workspace)
+        write_inputs(stack, workspace)
         argv = compile_argv(stack, workspace, uv.find_uv_bin())
         try:
             done = runner.run(argv, env=uv_index_variables(addresses))
@@ -200,7 +202,9 @@ def read_lock(file: StackFile, root: Path) -> Lock:
         raise InputError(
             f"stack {file.stack.name} has no lock",
             where=str(file.lock_path),
-            fix=f"run nox -s lock-{file.stack.name}",
+            details=unknown_indexes(file.stack.lock.indexes),
+            fix=f"run nox -s lock-{file.stack.name}"
+            + (", with the variables above exported" if file.stack.lock.indexes else ""),
         )
     lock = parse_lock(file.lock_path.read_text(encoding="utf-8"), file.lock_path)
     check_lock(lock, file.stack, root / KNOWN_FAULTS)

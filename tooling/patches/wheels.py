@@ -9,10 +9,12 @@ import os
 import re
 import shutil
 import tempfile
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
+from packaging.requirements import Requirement
 from uv import find_uv_bin
 
 from tooling.errors import CheckError, InputError
@@ -78,6 +80,21 @@ def installed_version(root: Path, package: str) -> str:
         InputError: The package is not installed there.
     """
     return _dist_info(root, package).name.removesuffix(".dist-info").rpartition("-")[2]
+
+
+def pinned_requirements(root: Path, package: str) -> dict[str, str]:
+    """What a package asks for at exactly one version and without an extra, name -> version.
+
+    Raises:
+        InputError: The package is not installed there.
+    """
+    found = {}
+    for text in Distribution.at(_dist_info(root, package)).requires or ():
+        requirement = Requirement(text)
+        exact = [one.version for one in requirement.specifier if one.operator == "=="]
+        if exact and not (requirement.marker and "extra" in str(requirement.marker)):
+            found[_canonical(requirement.name)] = exact[0]
+    return found
 
 
 def _dist_info(root: Path, package: str) -> Path:

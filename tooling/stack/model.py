@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path  # pydantic reads it at run time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from tooling.attest.hardware import Device
 from tooling.prune.records import PruneRules
@@ -18,6 +26,17 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=40)]
 Version = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!_-]*$")]
 Minor = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
 Target = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[af]?$")]
+
+
+def _valid_requirement(value: str) -> str:
+    try:
+        Requirement(value)
+    except InvalidRequirement as error:
+        raise ValueError(f"no requirement (PEP 508): {error}".splitlines()[0]) from error
+    return value
+
+
+PipRequirement = Annotated[str, AfterValidator(_valid_requirement)]
 Package = Annotated[str, AfterValidator(canonicalize_name)]
 Reason = Annotated[str, Field(min_length=10)]
 #: Variable by which FlashInfer learns the architecture; it decides where compiled modules are looked for.
@@ -116,6 +135,30 @@ class Exclusion(Record):
     reason: Reason
 
 
+class Override(Record):
+    """A version that is taken although a package asks for another one.
+
+    Attributes:
+        requirement: What is taken (PEP 508), e.g. `flashinfer-python==0.6.4`.
+        reason: Why that works.
+    """
+
+    requirement: PipRequirement
+    reason: Reason
+
+
+class Index(Record):
+    """A further package index, by name: its address belongs to the machine, never into this file.
+
+    Attributes:
+        name: The environment variable `BLACKWELL_STACKS_INDEX_<NAME>` holds its address.
+        holds: Which wheels it must serve; what a person needs to know to find one.
+    """
+
+    name: Name
+    holds: Reason
+
+
 class Layer(Record):
     """Packages that share one image layer, from slow to fast in the order of the stack.
 
@@ -135,16 +178,25 @@ class LockRequest(Record):
         requirements: Besides the engine itself (PEP 508).
         constraints: Bounds on what others pull in (PEP 508).
         exclude: Packages kept out although something asks for them.
-        indexes: Names of further package indexes. Their addresses come from the environment variables
-            `BLACKWELL_STACKS_INDEX_<NAME>`, never from this file.
+        overrides: Versions taken although something asks for another.
+        indexes: Further package indexes.
         allow_yanked: Pins that stay although their index has withdrawn them, `name==version`.
     """
 
-    requirements: tuple[str, ...] = ()
+    requirements: tuple[PipRequirement, ...] = ()
     constraints: tuple[str, ...] = ()
     exclude: tuple[Exclusion, ...] = ()
-    indexes: tuple[Name, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    indexes: tuple[Index, ...] = ()
     allow_yanked: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out empty overrides: locks and images made before there were any stay those of their stack."""
+        data: dict[str, Any] = handler(self)
+        if not self.overrides:
+            data.pop("overrides", None)
+        return data
 
 
 class Allowance(Record):
@@ -359,6 +411,17 @@ class Stack(Record):
         return (f"{self.engine.package}=={self.engine.version}", *self.lock.requirements)
 
     @property
+    def pins(self) -> dict[str, str]:
+        """Package -> version of every requirement that names one version; an override beats the rest."""
+        wanted = [*self.requirements, *(one.requirement for one in self.lock.overrides)]
+        found: dict[str, str] = {}
+        for requirement in map(Requirement, wanted):
+            exact = [one.version for one in requirement.specifier if one.operator == "=="]
+            if len(requirement.specifier) == len(exact) == 1 and "*" not in exact[0]:
+                found[canonicalize_name(requirement.name)] = exact[0]
+        return found
+
+    @property
     def image_sha256(self) -> str:
         """Hash of all that the declaration says of the image; what a release needs changes no image."""
         return sha256_of(self.model_dump(mode="json", exclude={"release"}))
@@ -372,7 +435,7 @@ class Stack(Record):
                 "cuda": self.cuda,
                 "platform": self.platform.model_dump(mode="json"),
                 "requirements": self.requirements,
-                "lock": self.lock.model_dump(mode="json"),
+                "lock": self.lock.model_dump(mode="json", exclude={"indexes": {"__all__": {"holds"}}}),
             }
         )
 
