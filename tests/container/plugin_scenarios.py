@@ -27,8 +27,11 @@ _SEAMS = (
     "sglang.srt.layers.layer_boundary.exit",
     "sglang.kernels.ops.attention.dsv4.topk",
     "sglang.kernels.ops.attention.dsv4",
+    "sglang.kernels.ops.attention.dsa.tilelang_kernel",
 )
-_ALL = {f"BLACKWELL_KERNELS_{name}": "1" for name in ("ALLREDUCE", "ALLREDUCE_RMSNORM", "TOPK")}
+#: What needs the compiled library, and what needs none.
+_COMPILED = {f"BLACKWELL_KERNELS_{name}": "1" for name in ("ALLREDUCE", "ALLREDUCE_RMSNORM", "TOPK")}
+_ALL = _COMPILED | {"BLACKWELL_KERNELS_INDEXER": "1"}
 _STRICT = {"BLACKWELL_KERNELS_STRICT": "1"}
 _COUNTERS = Path(tempfile.mkdtemp())
 
@@ -74,8 +77,8 @@ _SCENARIOS: dict[str, tuple[Callable[[], None], dict[str, str]]] = {
     "no-device-strict": (_nothing, _ALL | _STRICT),
     "disabled": (_pretend_library, _ALL | _STRICT | {"BLACKWELL_KERNELS_DISABLE": "1"}),
     "misspelt-strict": (_nothing, _STRICT | {"BLACKWELL_KERNELS_TOPKK": "1"}),
-    "no-library": (_pretend_device, _ALL),
-    "no-library-strict": (_pretend_device, _ALL | _STRICT),
+    "no-library": (_pretend_device, _COMPILED),
+    "no-library-strict": (_pretend_device, _COMPILED | _STRICT),
     "hooked": (_pretend_library, _ALL | _STRICT),
     "not-applied": (_break_registry, _ALL),
     "not-applied-strict": (_break_registry, _ALL | _STRICT),
@@ -138,9 +141,34 @@ def _dispatch() -> dict[str, Any]:
         "reduced": f"{reducing(lambda *_: None, coordinator, rows(4).view(2, 2, 256), 'auto')[0, 0, 0]:g}",
         "not ours": str(reducing(lambda *_: "engine", coordinator, rows(5), "auto")),
     }
+    answers |= _index(torch, counters)
     groups._off = True
     answers["after a failed group"] = choose(rows(4), "pynccl")
     return {"answers": answers, "counters": counters.document()["features"]}
+
+
+def _index(torch: Any, counters: Any) -> dict[str, str]:
+    """Which way calls of the indexer go; what our kernel computes is shown elsewhere."""
+    hook = importlib.import_module("blackwell_kernels.sglang_plugin.indexer")._hook(
+        counters, lambda *arguments: f"ours {arguments[-1]}"
+    )
+    call = (
+        torch.zeros(2, 1, 64, 128).to(torch.float8_e4m3fn),
+        torch.zeros(3, 64, 1, 132, dtype=torch.uint8),
+        torch.zeros(2, 64),
+        torch.zeros(2, dtype=torch.int32),
+        torch.zeros(2, 3, dtype=torch.int32),
+    )
+
+    def ask(columns: int, *, clean: bool, tensors: Any = call) -> str:
+        return str(hook(lambda *_: "engine", *tensors, None, columns, clean_logits=clean))
+
+    return {
+        "indexed": ask(192, clean=False),
+        "to be cleaned": ask(192, clean=True),
+        "more columns than pages": ask(193, clean=False),
+        "other heads": ask(192, clean=False, tensors=(call[0][:, :, :48], *call[1:])),
+    }
 
 
 def _is_ours(function: Any) -> bool:
@@ -159,6 +187,7 @@ def _scenario(prepare: Callable[[], None], environment: dict[str, str]) -> None:
             ("sglang.srt.layers.layer_boundary.residual.add_norm", "flashinfer_ar_fusion_applies"),
             ("sglang.srt.layers.layer_boundary.exit", "flashinfer_ar_fusion_applies"),
             ("sglang.kernels.ops.attention.dsv4", "topk_transform_paged"),
+            ("sglang.kernels.ops.attention.dsa.tilelang_kernel", "tilelang_fp8_paged_mqa_logits"),
         )
         for module in (sys.modules[name],)
     }

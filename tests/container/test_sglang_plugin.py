@@ -19,7 +19,7 @@ pytestmark = pytest.mark.container
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "blackwell-stacks/cu130:built"
 SITE = Path("/opt/stack/lib/python3.11/site-packages")
-FEATURES = ("allreduce", "allreduce-rmsnorm", "topk")
+FEATURES = ("allreduce", "allreduce-rmsnorm", "indexer", "topk")
 ENDED = 78
 #: Importing SGLang takes a minute of CPU, and more on a machine that does other things too.
 LIMIT_S = 1500
@@ -113,7 +113,7 @@ def test_hooks_are_applied_and_copies_of_the_functions_too(outcomes):
     outcome = outcomes["hooked"]
     assert outcome["exit"] == 0, outcome
     assert all(outcome["state"]["wrapped"].values()), outcome
-    assert len(outcome["state"]["wrapped"]) == 3
+    assert len(outcome["state"]["wrapped"]) == 4
     assert _states(outcome) == dict.fromkeys(FEATURES, "prepared")
     assert "sglang.kernels.ops.attention.dsv4.topk.topk_transform_paged" in outcome["state"]["patched"]
 
@@ -132,8 +132,14 @@ def test_each_call_goes_to_our_kernel_or_the_engines_own_way_and_is_counted(outc
         "left": "pynccl",
         "reduced": "2",
         "not ours": "engine",
+        "indexed": "ours 192",
+        "to be cleaned": "engine",
+        "more columns than pages": "engine",
+        "other heads": "engine",
         "after a failed group": "pynccl",
     }
+    indexer = dispatch["counters"]["indexer"]
+    assert (indexer["state"], indexer["calls"], sum(indexer["fallbacks"].values())) == ("ACTIVE", 1, 3)
     fused, plain = (dispatch["counters"][name] for name in ("allreduce-rmsnorm", "allreduce"))
     assert (fused["state"], fused["calls"], fused["shapes"]) == ("ACTIVE", 1, {"4x256": 1})
     assert sum(fused["fallbacks"].values()) == 3

@@ -5,11 +5,10 @@
 // Rows, kind and inputs change from round to round. Prints `rounds N values M` when every output of every rank is
 // the reference's bit for bit; with `absent` one rank takes no part, and the diagnosis is printed.
 #include <cstdio>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "all_reduce.cuh"
+#include "emulation.hpp"
 
 using namespace blackwell_kernels;
 
@@ -36,31 +35,9 @@ uint16_t at_value(const std::vector<uint4>& data, int row, int column) {
   return reinterpret_cast<const uint16_t*>(data.data())[row * kHidden + column];
 }
 
-// Mostly ordinary numbers; also zeros of both signs, denormals, infinity and the NaN that marks empty mailboxes.
-uint16_t any_value(std::minstd_rand& random) {
-  static const uint16_t special[] = {0x0000, 0x8000, 0x0001, 0x807f, 0x7f80, 0xffff, 0x7fc0};
-  const unsigned pick = random();
-  if (pick % 97 < 7) return special[pick % 97];
-  return static_cast<uint16_t>(round_to_bf16(static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 256.0f));
-}
-
-void fill(std::vector<uint4>& data, std::minstd_rand& random) {
-  uint16_t* values = reinterpret_cast<uint16_t*>(data.data());
-  for (size_t i = 0; i < data.size() * kPerVector; ++i) values[i] = any_value(random);
-}
-
-float widen(uint16_t bits) { return bits_to_float(static_cast<uint32_t>(bits) << 16); }
-float rounded(float value) { return bits_to_float(round_to_bf16(value) << 16); }
 bool same(uint16_t seen, float wanted) {
   return std::isnan(wanted) ? std::isnan(widen(seen)) : seen == round_to_bf16(wanted);
 }
-// The emulation sums squares in another order than a double does: one step of bfloat16 apart is equal.
-bool close(uint16_t seen, double wanted) {
-  if (std::isnan(wanted)) return std::isnan(widen(seen));
-  if (std::isinf(wanted)) return widen(seen) == static_cast<float>(wanted);
-  return std::fabs(widen(seen) - wanted) <= std::fabs(wanted) / 128.0 + 1e-38;
-}
-
 template <int W>
 struct Group {
   std::vector<Rank> ranks{W};
@@ -142,7 +119,7 @@ struct Group {
     for (Rank& rank : ranks) rank.rounds = std::vector<Tensors>(rounds);
     for (int round = 0; round < rounds; ++round) {
       rows[round] = 1 + static_cast<int>(random() % kRows);
-      kinds[round] = static_cast<int>(random() % kKinds);
+      kinds[round] = static_cast<int>(random() % kMhc);
       for (int r = 0; r < W; ++r) {
         std::minstd_rand own(1000 * round + r + 1), common(1000 * round + 500);
         Tensors& mine = ranks[r].rounds[round];
@@ -174,24 +151,7 @@ struct Group {
     Arguments a = arguments(rank, round, rows, kind);
     if (absent >= 0) a.patience = 50000000ull;
     a.traps = absent >= 0;
-    std::vector<std::unique_ptr<Block>> blocks;
-    std::vector<std::unique_ptr<Shared>> shared;
-    std::vector<std::thread> threads;
-    for (int b = 0; b < count; ++b) {
-      blocks.push_back(std::make_unique<Block>(b, count, kVectors));
-      shared.push_back(std::make_unique<Shared>());
-    }
-    for (int b = 0; b < count; ++b) {
-      for (int t = 0; t < kVectors; ++t) {
-        threads.emplace_back([&, b, t] {
-          this_block = blocks[b].get();
-          this_thread = t;
-          pauses.seed(1 + 7919u * rank + 104729u * b + 31u * t + 15485863u * round);
-          all_reduce_block<W, kPath, 1024>(a, *shared[b]);
-        });
-      }
-    }
-    for (std::thread& thread : threads) thread.join();
+    run_blocks<Shared>(rank, round, count, kVectors, [&](Shared& shared) { all_reduce_block<W, kPath, 1024>(a, shared); });
   }
 
   int report(int absent) {

@@ -40,17 +40,22 @@ inline int block_count() { return this_block->blocks; }
 inline void block_barrier() { this_block->meet.arrive_and_wait(); }
 
 // One warp a block: the tests use 256 columns.
-inline float warp_sum(float value) {
+inline float from_lane_xor(float value, int distance) {
   float* lanes = this_block->lanes;
-  for (int distance = 16; distance > 0; distance >>= 1) {
-    lanes[this_thread] = value;
-    block_barrier();
-    value += lanes[this_thread ^ distance];
-    block_barrier();
-  }
+  lanes[this_thread] = value;
+  block_barrier();
+  value = lanes[this_thread ^ distance];
+  block_barrier();
   return value;
 }
 
+inline float warp_sum(float value) {
+  for (int distance = 16; distance > 0; distance >>= 1) value += from_lane_xor(value, distance);
+  return value;
+}
+
+inline float exponential(float value) { return std::exp(value); }
+inline float larger(float one, float other) { return std::fmax(one, other); }
 inline float reciprocal_root(float value) { return 1.0f / std::sqrt(value); }
 
 inline void maybe_pause() {
@@ -90,6 +95,10 @@ inline void store_release_system(uint32_t* place, uint32_t value) {
 }
 
 inline uint4 load_tensor(const uint4* place) { return *place; }
+inline float load_tensor(const float* place) { return *place; }
+inline uint4 load_device(const uint4* place) { return *place; }
+inline float load_device(const float* place) { return *place; }
+inline void store_device(float* place, float value) { *place = value; }
 inline uint32_t load_own(const uint32_t* place) { return *place; }
 inline void store_own(uint32_t* place, uint32_t value) { *place = value; }
 
@@ -99,6 +108,11 @@ inline uint64_t nanoseconds() {
 inline bool take_lock(uint32_t* lock) {
   uint32_t free = 0;
   return std::atomic_ref<uint32_t>(*lock).compare_exchange_strong(free, 1u);
+}
+inline bool last_to_arrive(uint32_t* counter, uint32_t count) {
+  const bool last = std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_acq_rel) == count - 1;
+  if (last) std::atomic_ref<uint32_t>(*counter).store(0, std::memory_order_release);
+  return last;
 }
 inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void stop_kernel(bool) { stopped.fetch_add(1); }

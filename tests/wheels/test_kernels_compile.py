@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 # A part of the library: all of it is compiled, and checked the same way, by the build of the image.
 GOOD = """
-#include "all_reduce.cuh"
+#include "mhc.cuh"
 #include "topk.cuh"
 using namespace blackwell_kernels;
 #define INSTANCE(W, PATH, THREADS) \\
@@ -27,6 +27,8 @@ using namespace blackwell_kernels;
 INSTANCE(4, kPushOneShot, kNarrow);
 INSTANCE(4, kPullTwoShot, kNarrow);
 INSTANCE(8, kPushTwoShot, kMaxThreads);
+template __global__ void blackwell_kernels::all_reduce_mhc_kernel<8, kPushTwoShot>(
+    const __grid_constant__ MhcArguments);
 """
 BAD = """
 __global__ void __launch_bounds__(1024, 1) spilling(float* data) {
@@ -84,9 +86,12 @@ def _judge(path: Path, device: str) -> tuple[tuple[Kernel, ...], dict[str, Check
 @pytest.mark.parametrize(("architecture", "device"), [("120f", "12.0"), ("90a", "9.0")])
 def test_our_kernels_compile_and_neither_spill_nor_use_what_is_banned(toolkit, tmp_path, architecture, device):
     kernels, checks = _judge(_compile(toolkit, tmp_path, GOOD, architecture), device)
-    assert len(kernels) == 4
+    assert len(kernels) == 5
     failed = {name: check.details for name, check in checks.items() if check.verdict is Verdict.FAIL}
     assert failed == {}
+    # The one with the most registers of its kind; blocks have at most 128 threads.
+    mhc = next(kernel for kernel in kernels if "mhc" in kernel.name)
+    assert mhc.stack == 0
     topk = next(kernel for kernel in kernels if "topk" in kernel.name)
     # Two blocks of 1024 threads on an SM90, one on SM120.
     assert topk.registers <= (32 if device == "9.0" else 64)

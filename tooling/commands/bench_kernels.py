@@ -93,7 +93,13 @@ def _read(path: Path) -> dict[str, object]:
 def _show(evidence: KernelEvidence) -> None:
     machine = evidence.machine
     console.say(f"{len(machine.gpus)} x {machine.gpus[0]}, driver {machine.driver}, torch {machine.torch}")
-    for title, rows in (("all-reduce + residual + RMSNorm", evidence.all_reduce), ("top-k", evidence.topk)):
+    for title, rows in (
+        ("all-reduce + residual + RMSNorm", evidence.all_reduce),
+        ("top-k", evidence.topk),
+        ("all-reduce + hyper-connections", evidence.mhc),
+        ("indexer", evidence.indexer),
+        ("sparse attention", evidence.attention),
+    ):
         if rows:
             console.err.print(_table(title, rows))
     for limitation in evidence.limitations:

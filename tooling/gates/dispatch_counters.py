@@ -24,7 +24,7 @@ DEVICE_KINDS: Mapping[str, tuple[str, ...]] = {
     "allreduce": ("all_reduce", "all_reduce_add"),
 }
 #: Features that are counted where Python calls them: a captured call counts once, its replays do not.
-HOST_COUNTED = ("topk",)
+HOST_COUNTED = ("topk", "indexer")
 FEATURES = (*DEVICE_KINDS, *HOST_COUNTED)
 
 

@@ -19,6 +19,8 @@ _GOALS = ((64, 0.75), (256, 0.9))
 _GOAL_WORLD = 4
 #: Top-k of 64K columns and more against the one-kernel-a-row peers.
 _LONG, _LONG_GOAL, _GOAL = 65_536, 0.5, 1.0
+#: With hyper-connections, up to so many rows; the Triton kernels are to be as fast as their peers.
+_MHC_ROWS, _MHC_GOAL = 32, 0.7
 _OURS = ("_one_shot", "_two_shot")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _TOPK_PEERS = ("flashinfer", "flashinfer deterministic", "torch.topk alone")
@@ -70,6 +72,13 @@ def evidence_of(runs: Mapping[str, Mapping[str, Any]]) -> KernelEvidence:
                 *(_all_reduce(_pair(row)) for row in raw.get("pair_times", ())),
             ),
             topk=tuple(_topk(row) for row in raw.get("topk_times", ())),
+            mhc=tuple(_mhc(row) for row in raw.get("mhc_times", ())),
+            **{
+                kernel: tuple(
+                    _portable(row) for row in raw.get("portable_times", ()) if row["kernel"] == kernel
+                )
+                for kernel in ("indexer", "attention")
+            },
             limitations=(*limitations, *_not_passed(steps)),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -137,6 +146,23 @@ def _topk(row: Mapping[str, Any]) -> Comparison:
         ratio=_ratio(ours, peers),
         goal=_LONG_GOAL if row["columns"] == _LONG else _GOAL,
     )
+
+
+def _mhc(row: Mapping[str, Any]) -> Comparison:
+    ours, peers = _spreads(row["ours"]), _spreads(row["peers"])
+    return Comparison(
+        shape={name: row[name] for name in ("world", "hidden", "rows")},
+        ours=ours,
+        peers=peers,
+        ratio=_ratio(ours, peers),
+        goal=_MHC_GOAL if row["rows"] <= _MHC_ROWS else None,
+    )
+
+
+def _portable(row: Mapping[str, Any]) -> Comparison:
+    ours, peers = _spreads(row["ours"]), _spreads(row["peers"])
+    shape = {name: row[name] for name in ("rows", "columns")}
+    return Comparison(shape=shape, ours=ours, peers=peers, ratio=_ratio(ours, peers), goal=_GOAL)
 
 
 def _spreads(times: Mapping[str, Any]) -> dict[str, Spread]:

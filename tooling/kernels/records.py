@@ -97,6 +97,9 @@ class KernelEvidence(Record):
         steps: By name.
         all_reduce: All-reduce, residual and RMSNorm against an all-reduce and a fused add and norm.
         topk: Top-k with page transform.
+        mhc: All-reduce with hyper-connections against an all-reduce and the boundary that follows it.
+        indexer: Logits of the indexer in Triton.
+        attention: Sparse attention in Triton, 16 heads.
         limitations: What was not shown.
     """
 
@@ -106,9 +109,13 @@ class KernelEvidence(Record):
     steps: dict[str, StepResult] = Field(min_length=1)
     all_reduce: tuple[Comparison, ...] = ()
     topk: tuple[Comparison, ...] = ()
+    mhc: tuple[Comparison, ...] = ()
+    indexer: tuple[Comparison, ...] = ()
+    attention: tuple[Comparison, ...] = ()
     limitations: tuple[str, ...] = Field(min_length=1)
 
     @property
     def missed(self) -> tuple[Comparison, ...]:
         """Shapes whose goal was not reached."""
-        return tuple(one for one in (*self.all_reduce, *self.topk) if not one.met)
+        tables = (self.all_reduce, self.topk, self.mhc, self.indexer, self.attention)
+        return tuple(one for table in tables for one in table if not one.met)

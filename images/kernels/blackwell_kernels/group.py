@@ -49,6 +49,9 @@ class AllReduceGroup:
         forced: Path that every call takes instead of the planned one, for tests and benchmarks; None otherwise.
     """
 
+    #: Functions of the library that say how many blocks of its kernels are resident together.
+    _occupancy: tuple[str, ...] = ("bk_resident_blocks",)
+
     def __init__(  # noqa: PLR0917
         self,
         group_size: int,
@@ -119,7 +122,7 @@ class AllReduceGroup:
         agree("no library", require_library)
         mine = agree(
             "no launch is possible",
-            lambda: resident_blocks(self.group_size, self.hidden_sizes, ranks_on_device),
+            lambda: resident_blocks(self.group_size, self.hidden_sizes, ranks_on_device, self._occupancy),
         )
         by_rank = [
             struct.unpack(f"<{len(mine)}i", data) for data in gather(struct.pack(f"<{len(mine)}i", *mine))

@@ -17,7 +17,7 @@ from blackwell_kernels.errors import KernelError, LibraryError
 
 #: Names another library than the one beside this file.
 VARIABLE = "BLACKWELL_KERNELS_LIBRARY"
-VERSION = 1
+VERSION = 2
 HANDLE_BYTES = 64
 _INT = ctypes.POINTER(c_int)
 _POINTER = ctypes.POINTER(c_void_p)
@@ -27,6 +27,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bk_version": (c_int, ()),
     "bk_error_text": (c_char_p, (c_int,)),
     "bk_resident_blocks": (c_int, (c_int, c_int, _INT)),
+    "bk_mhc_resident_blocks": (c_int, (c_int, c_int, _INT)),
     "bk_group_create": (
         c_int,
         (c_int, c_int, c_int, c_int, c_int, _INT, c_uint32, _POINTER, _BYTES, _POINTER),
@@ -42,6 +43,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
             *(c_int, c_void_p),
         ),
     ),
+    "bk_mhc_launch": (c_int, (c_void_p, c_int, c_void_p, c_int, c_void_p)),
     "bk_group_rounds": (c_int, (c_void_p, _WORDS)),
     "bk_group_diagnosis": (c_int, (c_void_p, _WORDS)),
     "bk_group_bytes": (c_uint64, (c_void_p,)),

@@ -16,6 +16,7 @@ from blackwell_kernels.topk import check_topk, run_topk
 
 if TYPE_CHECKING:
     from blackwell_kernels.group import AllReduceGroup
+    from blackwell_kernels.mhc import MhcGroup
 
 _NAMESPACE = torch.library.Library("blackwell_kernels", "DEF")
 #: Operators name a group by a number, since a schema carries no Python object.
@@ -82,6 +83,52 @@ _define(
     " -> (Tensor, Tensor)",
     _all_reduce_residual_rmsnorm,
     lambda x, residual, weight, eps, norm_of, group: (torch.empty_like(x), torch.empty_like(x)),  # noqa: ARG005
+)
+
+
+def _mhc_group(number: int) -> MhcGroup:
+    group = _group(number)
+    if not hasattr(group, "launch_mhc"):
+        raise ValueError(f"group {number} reduces matrices; a group for hyper-connections is an MhcGroup")
+    return group  # type: ignore[return-value]  # its module imports this one
+
+
+def _all_reduce_mhc_post(
+    x: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, group: int
+) -> torch.Tensor:
+    return _mhc_group(group).launch_mhc(x, streams, post, comb)[0]
+
+
+def _all_reduce_mhc(  # noqa: PLR0917  # an operator's signature
+    x: torch.Tensor,
+    streams: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    rms_eps: float,
+    hc_eps: float,
+    norm_eps: float,
+    iterations: int,
+    group: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    mixing = (fn, scale, base, norm_weight, rms_eps, hc_eps, norm_eps, iterations)
+    return _mhc_group(group).launch_mhc(x, streams, post, comb, mixing)
+
+
+_define(
+    "all_reduce_mhc_post(Tensor x, Tensor streams, Tensor post, Tensor comb, int group) -> Tensor",
+    _all_reduce_mhc_post,
+    lambda x, streams, post, comb, group: torch.empty_like(streams),  # noqa: ARG005
+)
+_define(
+    "all_reduce_mhc(Tensor x, Tensor streams, Tensor post, Tensor comb, Tensor fn, Tensor scale, Tensor base,"
+    " Tensor? norm_weight, float rms_eps, float hc_eps, float norm_eps, int iterations, int group)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _all_reduce_mhc,
+    lambda x, streams, post, comb, *_: tuple(map(torch.empty_like, (streams, post, comb, x))),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 import struct
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ KINDS = (
     "all_reduce_residual_rmsnorm_unrounded",
     "all_reduce_residual_rmsnorm_rounded",
 )
+#: What the device counts: the kinds above, and the kernel with hyper-connections.
+COUNTED = (*KINDS, "all_reduce_mhc")
 _STAGES = ("one-shot rows", "two-shot rows", "two-shot sums")
 _MOST_BLOCKS = 256
 _DIAGNOSIS_WORDS = 9
@@ -61,16 +64,27 @@ class Round(NamedTuple):
     residual_out: torch.Tensor
 
 
-def resident_blocks(world: int, hidden_sizes: Sequence[int], ranks_on_device: int) -> tuple[int, ...]:
+def resident_blocks(
+    world: int,
+    hidden_sizes: Sequence[int],
+    ranks_on_device: int,
+    functions: Sequence[str] = ("bk_resident_blocks",),
+) -> tuple[int, ...]:
     """By path, blocks of every rank of the current device that are sure to run at the same time.
+
+    Args:
+        world: Number of ranks.
+        hidden_sizes: Columns of the rows.
+        ranks_on_device: Ranks that share the device.
+        functions: Of the library, one for each kernel that the group launches.
 
     Raises:
         KernelError: Not even one block a rank.
     """
     fewest = [_MOST_BLOCKS] * len(plans.PATHS)
-    for hidden in hidden_sizes:
+    for name, hidden in product(functions, hidden_sizes):
         blocks = (ctypes.c_int * len(plans.PATHS))()
-        check(require_library().bk_resident_blocks(world, hidden, blocks), "occupancy")
+        check(getattr(require_library(), name)(world, hidden, blocks), "occupancy")
         fewest = [min(fewer, found // ranks_on_device) for fewer, found in zip(fewest, blocks, strict=True)]
     if min(fewest) < 1:
         raise KernelError(f"the device has no room for a block of each of {ranks_on_device} ranks")
@@ -167,11 +181,26 @@ class Slab:
         )
         check(status, f"{plans.PATHS[path]}, {KINDS[kind]}")
 
+    def run_mhc(self, path: int, call: ctypes.Structure, times: int = 1) -> None:
+        """Launch rounds of the kernel with hyper-connections on the current stream of the current device.
+
+        Args:
+            path: Number of the path.
+            call: `bk_mhc` of the library.
+            times: How many.
+
+        Raises:
+            KernelError: The launch failed.
+        """
+        stream = torch.cuda.current_stream().cuda_stream
+        status = self._library.bk_mhc_launch(self._group, path, ctypes.byref(call), times, stream)
+        check(status, f"{plans.PATHS[path]}, all_reduce_mhc")
+
     def rounds(self) -> dict[str, int]:
         """`<path>.<kind>` -> rounds that the device has done; zeros are left out."""
-        words = (ctypes.c_uint32 * (len(plans.PATHS) * len(KINDS)))()
+        words = (ctypes.c_uint32 * (len(plans.PATHS) * len(COUNTED)))()
         check(self._library.bk_group_rounds(self._group, words), "reading the counters")
-        names = [f"{path}.{kind}" for path in plans.PATHS for kind in KINDS]
+        names = [f"{path}.{kind}" for path in plans.PATHS for kind in COUNTED]
         return {name: int(count) for name, count in zip(names, words, strict=True) if count}
 
     def diagnosis(self) -> str:

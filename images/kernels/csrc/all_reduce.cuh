@@ -19,6 +19,9 @@ namespace blackwell_kernels {
 // Blocks of at most this many threads (hidden 4096) may use twice the registers of wider ones.
 constexpr int kNarrow = 512;
 
+// What follows the sum is a policy: what it needs of a row (`residual`, `weight`), what goes over the wire for it
+// (`wire`), and what is made of N consecutive rows (`finish`), which all threads of a block call together.
+
 struct Shared {
   float partial[2][4][kMaxThreads / 32];
 };
@@ -109,6 +112,21 @@ BK_DEVICE uint4 weight_of(const Arguments& a) {
   return has_norm(a) ? load_tensor(a.weight + thread_index()) : uint4{0, 0, 0, 0};
 }
 
+// Nothing, a residual, or a residual and a norm: the formulas at the head of this file.
+struct NormEpilogue {
+  using Shared = blackwell_kernels::Shared;
+  static BK_DEVICE uint4 residual(const Arguments& a, int row) { return residual_of(a, row); }
+  static BK_DEVICE uint4 weight(const Arguments& a) { return weight_of(a); }
+  static BK_DEVICE uint4 wire(const Arguments& a, float (&sum)[kPerVector], const uint4& residual) {
+    return wire_vector(a, sum, residual);
+  }
+  template <int N>
+  static BK_DEVICE void finish(const Arguments& a, Shared& shared, int turn, int first_row, const uint4 (&wire)[N],
+                               const uint4 (&residual)[N], const uint4& weight) {
+    finish_rows<N>(a, shared, turn, first_row, wire, residual, weight);
+  }
+};
+
 // Sum over ranks of one row: `place(s)` is where rank s's vector is, or will be. As many loads as registers allow
 // are sent off before the first is needed.
 template <int W, bool kPush, int kThreads, typename Place>
@@ -133,13 +151,13 @@ template <int W, int kThreads>
 constexpr int kRowsAtOnce = kThreads <= kNarrow ? (W < 4 ? W : 4) : 2;
 
 // Every rank gets every row of every rank: (W - 1) S bytes out of each rank, one hop.
-template <int W, bool kPush, int kThreads>
-BK_DEVICE void one_shot(const Arguments& a, Shared& shared) {
+template <int W, bool kPush, int kThreads, typename Epilogue>
+BK_DEVICE void one_shot(const Arguments& a, typename Epilogue::Shared& shared) {
   Round round(a, kPush ? kPushOneShot : kPullOneShot);
   const Layout& l = a.layout;
   const uint64_t capacity = static_cast<uint64_t>(l.one_shot_rows);
   const uint4 first = sendable(load_tensor(a.x + at(a, block_index())));
-  const uint4 weight = weight_of(a);
+  const uint4 weight = Epilogue::weight(a);
   for (int row = block_index(); row < a.rows; row += block_count()) {
     const uint4 own = row == block_index() ? first : sendable(load_tensor(a.x + at(a, row)));
     if constexpr (kPush) {
@@ -164,14 +182,14 @@ BK_DEVICE void one_shot(const Arguments& a, Shared& shared) {
   int turn = 0;
   for (int row = block_index(); row < a.rows; row += block_count()) {
     const uint4 own = row == block_index() ? first : sendable(load_tensor(a.x + at(a, row)));
-    const uint4 residual[1] = {residual_of(a, row)};
+    const uint4 residual[1] = {Epilogue::residual(a, row)};
     float sum[kPerVector];
     sum_ranks<W, kPush, kThreads>(round, sum, own, kStageOneShot, [&](int s) {
       return kPush ? vector_at(a.slab[a.rank], l.push_one, l.row, (round.half * W + s) * capacity + row)
                    : vector_at(a.slab[s], l.pull_one, l.row, round.half * capacity + row);
     });
-    const uint4 wire[1] = {wire_vector(a, sum, residual[0])};
-    finish_rows<1>(a, shared, turn++, row, wire, residual, weight);
+    const uint4 wire[1] = {Epilogue::wire(a, sum, residual[0])};
+    Epilogue::template finish<1>(a, shared, turn++, row, wire, residual, weight);
   }
   round.finish();
 }
@@ -179,8 +197,8 @@ BK_DEVICE void one_shot(const Arguments& a, Shared& shared) {
 // Rank d sums row g * W + d of each group g and gives the wire vector to all: 2 (W - 1) / W S bytes out of each
 // rank, two hops. All ranks send to their next neighbour first, then to the second next and so on, so that at a
 // time each rank has one outbound and one inbound stream.
-template <int W, int kThreads>
-BK_DEVICE void two_shot_push(const Arguments& a, Shared& shared) {
+template <int W, int kThreads, typename Epilogue>
+BK_DEVICE void two_shot_push(const Arguments& a, typename Epilogue::Shared& shared) {
   constexpr int kBatch = kRowsAtOnce<W, kThreads>;
   constexpr int kLoads = kThreads <= kNarrow || W <= 4 ? W - 1 : 2;
   constexpr int kUnroll = kThreads <= kNarrow || W <= 4 ? W : 1;  // registers
@@ -212,19 +230,19 @@ BK_DEVICE void two_shot_push(const Arguments& a, Shared& shared) {
     uint4 own_wire{0, 0, 0, 0};
     if (own_row < a.rows) {
       const uint4 own = sendable(load_tensor(a.x + at(a, own_row)));
-      const uint4 residual = residual_of(a, own_row);
+      const uint4 residual = Epilogue::residual(a, own_row);
       float sum[kPerVector];
       sum_ranks<W, true, kThreads>(round, sum, own, kStageScatter, [&](int s) {
         return vector_at(a.slab[a.rank], l.push_rows, l.row, (round.half * W + s) * capacity + group);
       });
-      own_wire = wire_vector(a, sum, residual);
+      own_wire = Epilogue::wire(a, sum, residual);
 #pragma unroll
       for (int i = 1; i < W; ++i) {
         const int peer = (a.rank + i) & (W - 1);
         store_system(vector_at(a.slab[peer], l.push_sums, l.row, round.half * capacity * W + own_row), own_wire);
       }
     }
-    const uint4 weight = weight_of(a);  // after the sum, which needs the registers
+    const uint4 weight = Epilogue::weight(a);  // after the sum, which needs the registers
 #pragma unroll kUnroll
     for (int batch = 0; batch < W; batch += kBatch) {
       const int first_row = group * W + batch;
@@ -235,7 +253,7 @@ BK_DEVICE void two_shot_push(const Arguments& a, Shared& shared) {
       };
 #pragma unroll
       for (int n = 0; n < kBatch; ++n) {
-        residual[n] = residual_of(a, first_row + n);
+        residual[n] = Epilogue::residual(a, first_row + n);
         wire[n] = batch + n == a.rank        ? own_wire
                   : first_row + n < a.rows ? load_system(mailbox(n))
                                            : uint4{0, 0, 0, 0};
@@ -245,15 +263,15 @@ BK_DEVICE void two_shot_push(const Arguments& a, Shared& shared) {
         if (batch + n == a.rank || first_row + n >= a.rows) continue;
         wire[n] = round.receive(mailbox(n), wire[n], batch + n, kStageGather);
       }
-      finish_rows<kBatch>(a, shared, turn++, first_row, wire, residual, weight);
+      Epilogue::template finish<kBatch>(a, shared, turn++, first_row, wire, residual, weight);
     }
   }
   round.finish();
 }
 
 // The same with loads over the bus instead of stores.
-template <int W, int kThreads>
-BK_DEVICE void two_shot_pull(const Arguments& a, Shared& shared) {
+template <int W, int kThreads, typename Epilogue>
+BK_DEVICE void two_shot_pull(const Arguments& a, typename Epilogue::Shared& shared) {
   constexpr int kBatch = kRowsAtOnce<W, kThreads>;
   Round round(a, kPullTwoShot);
   const Layout& l = a.layout;
@@ -280,12 +298,12 @@ BK_DEVICE void two_shot_pull(const Arguments& a, Shared& shared) {
     const int row = group * W + a.rank;
     if (row >= a.rows) continue;
     const uint4 own = load_tensor(a.x + at(a, row));
-    const uint4 residual = residual_of(a, row);
+    const uint4 residual = Epilogue::residual(a, row);
     float sum[kPerVector];
     sum_ranks<W, false, kThreads>(round, sum, own, kStageScatter, [&](int s) {
       return vector_at(a.slab[s], l.pull_rows, l.row, round.half * capacity * W + row);
     });
-    *vector_at(a.slab[a.rank], l.pull_sums, l.row, round.half * capacity + group) = wire_vector(a, sum, residual);
+    *vector_at(a.slab[a.rank], l.pull_sums, l.row, round.half * capacity + group) = Epilogue::wire(a, sum, residual);
   }
   block_barrier();
   // A rank whose row of the block's first group does not exist sums nothing in this block.
@@ -295,7 +313,7 @@ BK_DEVICE void two_shot_pull(const Arguments& a, Shared& shared) {
     if (first_row_of_block + peer < a.rows) round.await(peer, kStageGather);
   }
   block_barrier();
-  const uint4 weight = weight_of(a);
+  const uint4 weight = Epilogue::weight(a);
   int turn = 0;
   for (int group = block_index(); group < groups; group += block_count()) {
 #pragma unroll
@@ -305,23 +323,23 @@ BK_DEVICE void two_shot_pull(const Arguments& a, Shared& shared) {
       uint4 wire[kBatch], residual[kBatch];
 #pragma unroll
       for (int n = 0; n < kBatch; ++n) {
-        residual[n] = residual_of(a, first_row + n);
+        residual[n] = Epilogue::residual(a, first_row + n);
         wire[n] = first_row + n < a.rows
                       ? load_system(vector_at(a.slab[batch + n], l.pull_sums, l.row, round.half * capacity + group))
                       : uint4{0, 0, 0, 0};
       }
-      finish_rows<kBatch>(a, shared, turn++, first_row, wire, residual, weight);
+      Epilogue::template finish<kBatch>(a, shared, turn++, first_row, wire, residual, weight);
     }
   }
   round.finish();
 }
 
-template <int W, int kPath, int kThreads>
-BK_DEVICE void all_reduce_block(const Arguments& a, Shared& shared) {
-  if constexpr (kPath == kPushOneShot) one_shot<W, true, kThreads>(a, shared);
-  if constexpr (kPath == kPullOneShot) one_shot<W, false, kThreads>(a, shared);
-  if constexpr (kPath == kPushTwoShot) two_shot_push<W, kThreads>(a, shared);
-  if constexpr (kPath == kPullTwoShot) two_shot_pull<W, kThreads>(a, shared);
+template <int W, int kPath, int kThreads, typename Epilogue = NormEpilogue>
+BK_DEVICE void all_reduce_block(const Arguments& a, typename Epilogue::Shared& shared) {
+  if constexpr (kPath == kPushOneShot) one_shot<W, true, kThreads, Epilogue>(a, shared);
+  if constexpr (kPath == kPullOneShot) one_shot<W, false, kThreads, Epilogue>(a, shared);
+  if constexpr (kPath == kPushTwoShot) two_shot_push<W, kThreads, Epilogue>(a, shared);
+  if constexpr (kPath == kPullTwoShot) two_shot_pull<W, kThreads, Epilogue>(a, shared);
 }
 
 #ifdef __CUDACC__

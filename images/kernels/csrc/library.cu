@@ -7,7 +7,7 @@
 #include <new>
 #include <vector>
 
-#include "all_reduce.cuh"
+#include "mhc.cuh"
 #include "topk.cuh"
 
 using namespace blackwell_kernels;
@@ -52,6 +52,52 @@ AllReduceKernel kernel_of(int world, int path, int hidden) {
   }
 }
 
+using MhcKernel = void (*)(MhcArguments);
+
+template <int W>
+MhcKernel mhc_kernel_of(int path) {
+  switch (path) {
+    case kPushOneShot: return all_reduce_mhc_kernel<W, kPushOneShot>;
+    case kPushTwoShot: return all_reduce_mhc_kernel<W, kPushTwoShot>;
+    case kPullOneShot: return all_reduce_mhc_kernel<W, kPullOneShot>;
+    case kPullTwoShot: return all_reduce_mhc_kernel<W, kPullTwoShot>;
+    default: return nullptr;
+  }
+}
+
+MhcKernel mhc_kernel_of(int world, int path) {
+  switch (world) {
+    case 2: return mhc_kernel_of<2>(path);
+    case 4: return mhc_kernel_of<4>(path);
+    case 8: return mhc_kernel_of<8>(path);
+    default: return nullptr;
+  }
+}
+
+// By path, the most blocks of a kernel that the current device can run at the same time.
+template <typename KernelOf>
+int resident_blocks(KernelOf kernel_of_path, int threads, int* blocks) {
+  int device = 0, processors = 0;
+  BK_TRY(cudaGetDevice(&device));
+  BK_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  for (int path = 0; path < kPaths; ++path) {
+    const auto kernel = kernel_of_path(path);
+    if (kernel == nullptr) return cudaErrorInvalidValue;
+    int each = 0;
+    BK_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0));
+    blocks[path] = each * processors;
+  }
+  return 0;
+}
+
+// Blocks for a round of so many rows, 0 where the group has no room for them.
+int blocks_of(const Layout& layout, int path, int rows) {
+  const bool one_shot = path == kPushOneShot || path == kPullOneShot;
+  const int groups = (rows + layout.world - 1) / layout.world;
+  if (rows < 1 || (one_shot ? rows > layout.one_shot_rows : groups > layout.groups)) return 0;
+  return std::min(one_shot ? rows : groups, layout.path_blocks[path]);
+}
+
 }  // namespace
 
 struct bk_group {
@@ -60,23 +106,19 @@ struct bk_group {
   Diagnosis* diagnosis;
 };
 
-BK_EXPORT int bk_version() { return 1; }
+BK_EXPORT int bk_version() { return 2; }
 
 BK_EXPORT const char* bk_error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 // By path, the most blocks that the current device can run at the same time.
 BK_EXPORT int bk_resident_blocks(int world, int hidden, int* blocks) {
-  int device = 0, processors = 0;
-  BK_TRY(cudaGetDevice(&device));
-  BK_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  for (int path = 0; path < kPaths; ++path) {
-    const AllReduceKernel kernel = kernel_of(world, path, hidden);
-    if (kernel == nullptr) return cudaErrorInvalidValue;
-    int each = 0;
-    BK_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, hidden / kPerVector, 0));
-    blocks[path] = each * processors;
-  }
-  return 0;
+  return resident_blocks([&](int path) { return kernel_of(world, path, hidden); }, hidden / kPerVector, blocks);
+}
+
+// The same of the kernels with hyper-connections, whose rows are slices.
+BK_EXPORT int bk_mhc_resident_blocks(int world, int slice, int* blocks) {
+  if (slice > kMhcThreads * kPerVector) return cudaErrorInvalidValue;
+  return resident_blocks([&](int path) { return mhc_kernel_of(world, path); }, slice / kPerVector, blocks);
 }
 
 // Allocate and prepare a slab on the current device. `handle` receives 64 bytes for the peers.
@@ -169,12 +211,10 @@ BK_EXPORT int bk_group_launch(bk_group* group, int path, int kind, const void* x
                               const void* weight, float eps, int rows, int hidden, void* out, void* residual_out,
                               int times, void* stream) {
   Arguments a = group->arguments;
-  const bool one_shot = path == kPushOneShot || path == kPullOneShot;
-  const int groups = (rows + a.layout.world - 1) / a.layout.world;
   const AllReduceKernel kernel = kernel_of(a.layout.world, path, hidden);
-  if (kernel == nullptr || kind < 0 || kind >= kKinds || rows < 1 || hidden % 256 != 0 || hidden < 256 ||
-      static_cast<uint64_t>(hidden) * 2 > a.layout.row ||
-      (one_shot ? rows > a.layout.one_shot_rows : groups > a.layout.groups)) {
+  const int blocks = kernel == nullptr ? 0 : blocks_of(a.layout, path, rows);
+  if (blocks == 0 || kind < 0 || kind >= kMhc || hidden % 256 != 0 || hidden < 256 ||
+      static_cast<uint64_t>(hidden) * 2 > a.layout.row) {
     return cudaErrorInvalidValue;
   }
   a.x = static_cast<const uint4*>(x);
@@ -186,7 +226,6 @@ BK_EXPORT int bk_group_launch(bk_group* group, int path, int kind, const void* x
   a.rows = rows;
   a.vectors = hidden / kPerVector;
   a.kind = kind;
-  const int blocks = std::min(one_shot ? rows : groups, a.layout.path_blocks[path]);
   for (int time = 0; time < times; ++time) {
     kernel<<<blocks, a.vectors, 0, static_cast<cudaStream_t>(stream)>>>(a);
     BK_TRY(cudaGetLastError());
@@ -194,7 +233,55 @@ BK_EXPORT int bk_group_launch(bk_group* group, int path, int kind, const void* x
   return 0;
 }
 
-// Rounds that the device has done, [4 paths][4 kinds]; waits for no kernel, so a running round is not counted.
+// The tensors of a round with hyper-connections; what they are stands at MhcArguments.
+struct bk_mhc {
+  const void *x, *streams, *post, *comb, *fn, *scale, *base, *weight;
+  void *streams_out, *post_out, *comb_out, *out, *partials, *arrivals;
+  float rms_eps, hc_eps, eps;
+  int32_t iterations, tokens, hidden, slices;
+};
+
+// Launch one round `times` times. A slice is a row of the group: hidden / slices columns.
+BK_EXPORT int bk_mhc_launch(bk_group* group, int path, const bk_mhc* call, int times, void* stream) {
+  MhcArguments a{};
+  static_cast<Arguments&>(a) = group->arguments;
+  const MhcKernel kernel = mhc_kernel_of(a.layout.world, path);
+  const int slice = call->slices > 0 ? call->hidden / call->slices : 0;
+  const int blocks = kernel == nullptr ? 0 : blocks_of(a.layout, path, call->tokens * call->slices);
+  if (blocks == 0 || slice % 256 != 0 || slice < 256 || slice > kMhcThreads * kPerVector ||
+      slice * call->slices != call->hidden || static_cast<uint64_t>(slice) * 2 > a.layout.row || call->iterations < 1) {
+    return cudaErrorInvalidValue;
+  }
+  a.x = static_cast<const uint4*>(call->x);
+  a.weight = static_cast<const uint4*>(call->weight);
+  a.out = static_cast<uint4*>(call->out);
+  a.eps = call->eps;
+  a.rows = call->tokens * call->slices;
+  a.vectors = slice / kPerVector;
+  a.kind = kMhc;
+  a.streams = static_cast<const uint4*>(call->streams);
+  a.post = static_cast<const float*>(call->post);
+  a.comb = static_cast<const float*>(call->comb);
+  a.fn = static_cast<const float*>(call->fn);
+  a.scale = static_cast<const float*>(call->scale);
+  a.base = static_cast<const float*>(call->base);
+  a.streams_out = static_cast<uint4*>(call->streams_out);
+  a.post_out = static_cast<float*>(call->post_out);
+  a.comb_out = static_cast<float*>(call->comb_out);
+  a.partials = static_cast<float*>(call->partials);
+  a.arrivals = static_cast<uint32_t*>(call->arrivals);
+  a.rms_eps = call->rms_eps;
+  a.hc_eps = call->hc_eps;
+  a.iterations = call->iterations;
+  a.slices = call->slices;
+  for (int time = 0; time < times; ++time) {
+    kernel<<<blocks, a.vectors, 0, static_cast<cudaStream_t>(stream)>>>(a);
+    BK_TRY(cudaGetLastError());
+  }
+  return 0;
+}
+
+// Rounds that the device has done, [4 paths][5 kinds]; waits for no kernel, so a running round is not counted.
 BK_EXPORT int bk_group_rounds(bk_group* group, uint32_t* rounds) {
   const Arguments& a = group->arguments;
   cudaStream_t stream;

@@ -23,6 +23,12 @@ BK_DEVICE float warp_sum(float value) {
   return value;
 }
 
+BK_DEVICE float from_lane_xor(float value, int distance) {
+  return __shfl_xor_sync(0xffffffffu, value, distance);
+}
+
+BK_DEVICE float exponential(float value) { return expf(value); }
+BK_DEVICE float larger(float one, float other) { return fmaxf(one, other); }
 BK_DEVICE float reciprocal_root(float value) { return rsqrtf(value); }
 
 // Strong accesses of system scope: other GPUs, or other processes, are on the other side. A vector access is one
@@ -54,6 +60,11 @@ BK_DEVICE void store_release_system(uint32_t* place, uint32_t value) {
 
 // Tensors of this rank: read once, by nobody written meanwhile.
 BK_DEVICE uint4 load_tensor(const uint4* place) { return __ldg(place); }
+BK_DEVICE float load_tensor(const float* place) { return __ldg(place); }
+// What other blocks of this launch wrote, or will read, once `last_to_arrive` has brought them together.
+BK_DEVICE uint4 load_device(const uint4* place) { return __ldcg(place); }
+BK_DEVICE float load_device(const float* place) { return __ldcg(place); }
+BK_DEVICE void store_device(float* place, float value) { *place = value; }
 // Words that this block alone uses, from one launch to the next.
 BK_DEVICE uint32_t load_own(const uint32_t* place) { return *place; }
 BK_DEVICE void store_own(uint32_t* place, uint32_t value) { *place = value; }
@@ -65,6 +76,14 @@ BK_DEVICE uint64_t nanoseconds() {
 }
 
 BK_DEVICE bool take_lock(uint32_t* lock) { return atomicCAS(lock, 0u, 1u) == 0u; }
+// Whether this is the last of `count` blocks; one thread of each calls it, behind a barrier. The counter is then
+// as it was before. What all blocks wrote before is visible to the last one behind its next barrier.
+BK_DEVICE bool last_to_arrive(uint32_t* counter, uint32_t count) {
+  __threadfence();
+  const bool last = atomicInc(counter, count - 1) == count - 1;
+  __threadfence();
+  return last;
+}
 BK_DEVICE void fence_system() { __threadfence_system(); }
 // Gives the thread that writes the diagnosis time to finish, then ends the kernel for everybody.
 BK_DEVICE void stop_kernel(bool writer) {

@@ -26,7 +26,7 @@ constexpr uint32_t kEmpty = 0xffffffffu;
 constexpr uint64_t kLine = 128;
 
 enum Path : int { kPushOneShot, kPushTwoShot, kPullOneShot, kPullTwoShot, kPaths };
-enum Kind : int { kPlain, kAdd, kNormOfUnrounded, kNormOfRounded, kKinds };
+enum Kind : int { kPlain, kAdd, kNormOfUnrounded, kNormOfRounded, kMhc, kKinds };
 enum Stage : int { kStageOneShot, kStageScatter, kStageGather, kStages };
 
 // Byte offsets into a slab; equal on all ranks of a group.

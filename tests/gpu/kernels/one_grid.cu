@@ -85,7 +85,7 @@ int check_path() {
   std::vector<uint16_t> data(static_cast<size_t>(kRows) * kHidden), seen(data.size());
   int round = 0;
   for (int rows : {1, kRows, 4}) {
-    for (int kind = 0; kind < kKinds; ++kind, ++round) {
+    for (int kind = 0; kind < kMhc; ++kind, ++round) {
       for (int rank = 0; rank < W; ++rank) {
         for (size_t i = 0; i < data.size(); ++i) data[i] = input(rank, static_cast<int>(i), round);
         TRY(cudaMemcpy(const_cast<uint4*>(all[rank].x), data.data(), kBytes, cudaMemcpyHostToDevice));

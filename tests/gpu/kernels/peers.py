@@ -78,8 +78,11 @@ class Peers:
         self._norm(0)
         torch.cuda.synchronize()
 
-    def pcie(self, variant: int, blocks: int) -> Callable[[int], None]:
-        """FlashInfer's `pcie_ipc` all-reduce, then its fused add and norm."""
+    def pcie(
+        self, variant: int, blocks: int, after: Callable[[int], object] | None = None
+    ) -> Callable[[int], None]:
+        """FlashInfer's `pcie_ipc` all-reduce, then its fused add and norm, or what is given instead."""
+        follow = after or self._norm
 
         def launch(rank: int) -> None:
             status = self.library.peer_pcie_all_reduce(
@@ -87,7 +90,7 @@ class Peers:
                 *(self.outs[rank].data_ptr(), self.numel, blocks, 512, variant, _stream()),
             )
             _ok(status, "pcie_ipc")
-            self._norm(rank)
+            follow(rank)
 
         return launch
 
@@ -116,13 +119,18 @@ class Peers:
     def candidates(self) -> dict[str, Callable[[int], None]]:
         """Every peer with every setting worth trying; the best of each is the one that counts."""
         found: dict[str, Callable[[int], None]] = {"vllm 1-stage": self.vllm(1), "vllm 2-stage": self.vllm(2)}
+        return found | self.pcie_candidates()
+
+    def pcie_candidates(self, after: Callable[[int], object] | None = None) -> dict[str, Callable[[int], None]]:
+        """FlashInfer's all-reduce with every setting worth trying, and what follows it."""
+        found = {}
         useful = max(1, math.ceil(self.numel / 8 / 512))
         variants = {2: (0, 1), 4: (0, 1, 2), 8: (0, 2, 3)}[self.ranks.world]
         # As for vllm: blocks that are not resident would be waited for without end, as 64 of 4 ranks were.
         most = min(_MAX_BLOCKS, 128 // self.ranks.world)
         for variant in variants:
             for blocks in sorted({min(useful, most), min(useful, 16), min(useful, 32)}):
-                found[f"pcie_ipc variant {variant} blocks {blocks}"] = self.pcie(variant, blocks)
+                found[f"pcie_ipc variant {variant} blocks {blocks}"] = self.pcie(variant, blocks, after)
         return found
 
     def reset(self) -> None:

@@ -232,6 +232,8 @@ def check_all(*, one_gpu: bool, worlds: tuple[int, ...]) -> dict[str, object]:
     for world in worlds:
         found[f"correct W={world}"] = all_ok(run(world, "correct", one_gpu=one_gpu), f"correct W={world}")
     small = worlds[0]
+    scenario = "mhc_checks.in_a_process"
+    found["hyper-connections"] = all_ok(run(small, scenario, one_gpu=one_gpu), scenario)[0]
     found["measured"] = all_ok(run(small, "measured", one_gpu=one_gpu), "measured")[0]
     texts = all_ok(run(small, "refused", one_gpu=one_gpu), "refused")
     if not all("no memory for you" in text and "rank 1" in text for text in texts):

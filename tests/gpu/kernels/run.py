@@ -35,6 +35,10 @@ ONE_GPU = {
     "times_w4": 90,
     "times_w2": 90,
     "times_w8": 90,
+    "mhc": 150,
+    "mhc_times": 120,
+    "portable": 150,
+    "portable_times": 120,
     "memcheck": 120,
     "racecheck": 150,
 }
@@ -63,12 +67,20 @@ def step(name: str, peers: Path | None) -> object:
 
 def times(name: str, peers: Path | None) -> object:
     """A step that compares with peers."""
+    if name == "portable_times":
+        import portable_checks  # noqa: PLC0415
+
+        return portable_checks.times()
     if peers is None:
         raise SystemExit("--peers names the library made from peers.cu; without it nothing is compared")
     if name == "pair_times":
         import pair  # noqa: PLC0415
 
         return pair.times(peers)
+    if name == "mhc_times":
+        import mhc_checks  # noqa: PLC0415
+
+        return mhc_checks.times(peers)
     import timing  # noqa: PLC0415
 
     if name == "topk_times":
@@ -82,6 +94,14 @@ def checks(name: str) -> object:
         import virtual  # noqa: PLC0415
 
         return {"ranks": virtual.check_all, "replay": virtual.replay, "late": virtual.late_and_absent}[name]()
+    if name == "mhc":
+        import mhc_checks  # noqa: PLC0415
+
+        return mhc_checks.check_all()
+    if name == "portable":
+        import portable_checks  # noqa: PLC0415
+
+        return portable_checks.check_all()
     if name == "topk":
         import topk_checks  # noqa: PLC0415
 
@@ -99,7 +119,7 @@ def checks(name: str) -> object:
 
 def run_step(name: str, seconds: int, arguments: argparse.Namespace) -> dict[str, object]:
     """Run a step as a process; its last marked line is its result."""
-    if "times" in name and arguments.peers is None:
+    if "times" in name and name != "portable_times" and arguments.peers is None:
         return {"verdict": "not run", "why": "no --peers library, and no nvcc and FlashInfer to make it"}
     command = [sys.executable, str(HERE / "run.py"), "--step", name]
     if arguments.peers:
@@ -183,6 +203,10 @@ def peer_headers() -> Path | None:
     return folder if folder and folder.is_dir() else None
 
 
+def _is_spread(value: object) -> bool:
+    return isinstance(value, dict) and "median" in value
+
+
 def summary(name: str, result: dict[str, Any]) -> list[str]:
     """What a person wants to see of a step."""
     lines = list(result.get("tail", ()))[-12:]
@@ -197,7 +221,9 @@ def summary(name: str, result: dict[str, Any]) -> list[str]:
             )
         else:
             times = row.get("times", row)
-            medians = "  ".join(f"{key} {one['median']}" for key, one in times.items() if isinstance(one, dict))
+            if "median" not in row.get("ours", {"median": 0}):
+                times = {**row["ours"], **row["peers"], **row}
+            medians = "  ".join(f"{key} {one['median']}" for key, one in times.items() if _is_spread(one))
             lines.append(
                 f"{row['rows']}x{row.get('hidden', row.get('columns'))} {row.get('k', '')}: {medians} us"
             )

@@ -23,6 +23,7 @@ class Ranks:
         first_round: Where counters start.
         one_shot_rows: Most rows of one-shot rounds; by default all.
         patience: Seconds until a thread gives up; kernels then end and leave a diagnosis.
+        functions: Of the library, what says how many blocks of its kernels are resident.
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class Ranks:
         first_round: int = 0,
         one_shot_rows: int | None = None,
         patience: float = 15.0,
+        functions: tuple[str, ...] = ("bk_resident_blocks",),
     ) -> None:
         self.world, self.hidden = world, hidden
         sizes = Sizes(world, rows, one_shot_rows or rows, hidden)
-        self.blocks = resident_blocks(world, (hidden,), world)
+        self.blocks = resident_blocks(world, (hidden,), world, functions)
         self.slabs = [Slab(rank, sizes, self.blocks, first_round) for rank in range(world)]
         exported = [slab.exported for slab in self.slabs]
         for slab in self.slabs:

@@ -16,17 +16,22 @@ EMULATION = ROOT / "tests" / "kernels"
 PATHS = ("push one-shot", "push two-shot", "pull one-shot", "pull two-shot")
 
 
-def _compile(out: Path, kernels: Path, *options: str) -> Path:
+def _compile(out: Path, kernels: Path, *options: str, source: str = "emulate.cpp") -> Path:
     compiler = require_program("g++", "g++")
     folders = ["-I", str(kernels), "-I", str(EMULATION)]
-    source = [str(EMULATION / "emulate.cpp"), "-o", str(out)]
-    subprocess.run([compiler, "-std=c++20", "-O1", "-pthread", *options, *folders, *source], check=True)
+    files = [str(EMULATION / source), "-o", str(out)]
+    subprocess.run([compiler, "-std=c++20", "-O1", "-pthread", *options, *folders, *files], check=True)
     return out
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
     return _compile(tmp_path_factory.mktemp("emulation") / "emulate", KERNELS)
+
+
+@pytest.fixture(scope="module")
+def mhc_program(tmp_path_factory) -> Path:
+    return _compile(tmp_path_factory.mktemp("mhc") / "emulate", KERNELS, source="emulate_mhc.cpp")
 
 
 def _run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -53,6 +58,40 @@ def test_a_rank_that_does_not_come_is_named_and_the_kernel_stops(program, path):
     assert [line.split()[:2] for line in ranks] == [["rank", "0"], ["rank", "1"], ["rank", "3"]]
     reports = [line for line in ranks if "valid 1" in line]
     assert any("missed 2 round 1" in line for line in reports), ranks
+
+
+@pytest.mark.parametrize(
+    ("world", "path", "rounds"), [*((2, path, 4) for path in range(4)), (4, PATHS.index("push two-shot"), 2)]
+)
+def test_hyper_connections_follow_the_sum(mhc_program, world, path, rounds):
+    done = _run(mhc_program, world, path, rounds, "0xfffffffe")
+    assert done.returncode == 0, done.stdout
+    words = done.stdout.split()
+    assert words[:2] == ["rounds", str(rounds)]
+    assert int(words[3]) >= rounds * world * 4 * 768, "four streams of a token at least, and what follows"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("comb + j * kStreams + i", "comb + i * kStreams + j", "wrong: streams of token"),
+        ("entry = entry / (sum_of_column(entry) + eps);\n#pragma", "#pragma", "wrong: comb of token"),
+        ("{ return pack(sum); }", "{ sum[0] += 1.0f; return pack(sum); }", "wrong: streams of token"),
+    ],
+    ids=["matrix transposed", "columns forgotten", "sum"],
+)
+def test_a_wrong_boundary_is_found(tmp_path, right, wrong, said):
+    shutil.copytree(KERNELS, tmp_path / "csrc")
+    source = tmp_path / "csrc" / "mhc.cuh"
+    text = source.read_text()
+    assert text.count(right) == 1
+    source.write_text(text.replace(right, wrong))
+    program = _compile(
+        tmp_path / "wrong", tmp_path / "csrc", "-DEMULATE_ONE_PATH", "-O0", source="emulate_mhc.cpp"
+    )
+    done = _run(program, 2, 0, 1, 0)
+    assert done.returncode == 1
+    assert done.stdout.startswith(said), done.stdout
 
 
 def test_a_wrong_kernel_is_found(tmp_path):

@@ -76,6 +76,28 @@ def test_ratios_goals_and_what_was_not_shown(run):
     assert (found.machine.gpus, found.machine.sm_clock_max) == (("NVIDIA H200",), "1980 MHz")
 
 
+def test_hyper_connections_and_the_triton_kernels_have_goals_of_their_own(run):
+    def row(ours: float, **names: object) -> dict[str, object]:
+        return {"ours": {"a": _spread(ours)}, "peers": {"b": _spread(4.0)}, **names}
+
+    both = [row(2.0, world=4, hidden=4096, rows=32), row(3.0, world=4, hidden=4096, rows=64)]
+    run["steps"]["mhc_times"] = {"verdict": "pass", "found": [row(3.0, world=4, hidden=4096, rows=8), *both]}
+    portable = [
+        row(4.4, kernel="indexer", rows=1, columns=2048),
+        row(1.0, kernel="attention", rows=8, columns=640),
+    ]
+    run["steps"]["portable_times"] = {"verdict": "pass", "found": portable}
+    found = evidence_of({"a": run})
+    assert [(one.ratio, one.goal, one.met) for one in found.mhc] == [
+        (0.75, 0.7, False),
+        (0.5, 0.7, True),
+        (0.75, None, True),
+    ]
+    assert [(one.shape, one.met) for one in found.indexer] == [({"rows": 1, "columns": 2048}, False)]
+    assert [one.ratio for one in found.attention] == [0.25]
+    assert len(found.missed) == 4
+
+
 def test_of_a_step_that_ran_twice_the_last_counts(run):
     later = copy.deepcopy(run)
     later["machine"]["time"] = "2026-01-02T00:00:00Z"

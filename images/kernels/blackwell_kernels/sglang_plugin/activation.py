@@ -27,6 +27,7 @@ _HOOKS = {
     Feature.ALLREDUCE_RMSNORM: "blackwell_kernels.sglang_plugin.allreduce",
     Feature.ALLREDUCE: "blackwell_kernels.sglang_plugin.allreduce",
     Feature.TOPK: "blackwell_kernels.sglang_plugin.topk",
+    Feature.INDEXER: "blackwell_kernels.sglang_plugin.indexer",
 }
 NO_DEVICE = "no CUDA device"
 

@@ -27,6 +27,7 @@ class Feature(StrEnum):
     ALLREDUCE_RMSNORM = "allreduce-rmsnorm"
     ALLREDUCE = "allreduce"
     TOPK = "topk"
+    INDEXER = "indexer"
 
     @property
     def variable(self) -> str:
