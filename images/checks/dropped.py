@@ -83,7 +83,7 @@ def broken_imports(site: Path, distributions: Mapping[str, Installed], dropped: 
         distributions: What is installed.
         dropped: Paths relative to `site`.
     """
-    gone = {module for path in dropped if (module := module_of(path))}
+    gone = gone_modules(site, dropped)
     if not gone:
         return []
     # An import of one of them names, in one statement, the last part of the outermost module that is gone.
@@ -107,6 +107,22 @@ def broken_imports(site: Path, distributions: Mapping[str, Installed], dropped: 
                 if hit := _hit(module, gone):
                     findings.append(f"{below}:{line} imports {hit}, which the stack drops")
     return findings
+
+
+def gone_modules(site: Path, dropped: Iterable[str]) -> set[str]:
+    """Dotted names that cannot be imported any more: modules, and folders that are gone with all of theirs."""
+    gone: set[str] = set()
+    left: dict[str, bool] = {"": True}
+    for path in dropped:
+        module = module_of(path)
+        if module is None:
+            continue
+        gone.add(module)
+        folder = path.rpartition("/")[0]
+        while not left.setdefault(folder, (site / folder).is_dir()):
+            gone.add(folder.replace("/", "."))
+            folder = folder.rpartition("/")[0]
+    return gone
 
 
 def _named(word: bytes, source: bytes) -> bool:

@@ -424,7 +424,9 @@ def _pruned(client: docker.DockerClient, image_id: str, rules: PruneRules) -> Pr
     check_whole(report, rules)
     totals = report.totals
     console.say(
-        f"pruned: {totals['pruned']} libraries, {totals['bytes_removed'] / GB:.2f} GB of device code gone"
+        f"pruned: {totals['pruned']} libraries, {totals['bytes_removed'] / GB:.2f} GB of device code gone; "
+        f"{totals['bytes_stripped'] / GB:.2f} GB of symbols, {totals['bytes_dropped'] / GB:.2f} GB in "
+        f"{totals['dropped']} files that the stack drops, {totals['bytes_linked'] / GB:.2f} GB of copies"
     )
     return report
 

@@ -70,7 +70,7 @@ def check_whole(report: PruneReport, rules: PruneRules) -> None:
     Raises:
         CheckError: Nothing was pruned, or the file of a rule is not there.
     """
-    changed = [*report.with_status("pruned"), *report.with_status("deleted"), *report.dropped]
+    changed = [*report.with_status("pruned"), *report.with_status("deleted"), *report.dropped, *report.linked]
     changed += [file for file in report.stripped if file.status == "stripped"]
     if not changed:
         raise CheckError("nothing was pruned in the whole image", where=report.root)
