@@ -1,6 +1,7 @@
 """Each row of the inspection has a case in which it fails."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,7 +170,7 @@ def _pruning(**change) -> PruneReport:
             "sha256_after": "2" * 64,
         }
     ]
-    document = {"root": "/site", "keep": ["12.0"], "files": [], "unread": []}
+    document: dict[str, Any] = {"root": "/site", "keep": ["12.0"], "files": [], "unread": []}
     document |= {"dropped": dropped, "stripped": stripped, "totals": totals([], dropped, stripped)}
     return PruneReport.model_validate(document | change)
 
