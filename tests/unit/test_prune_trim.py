@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
+from typer.testing import CliRunner
 
 from tests.programs import require_program
 from tests.unit.prune_samples import CONTAINERS, build_library
 from tooling.census.reader.span import Span
 from tooling.census.take import census
+from tooling.cli import app
 from tooling.errors import CheckError
 from tooling.prune.inplace import main
 from tooling.prune.layout import read_layout
@@ -307,3 +309,14 @@ def test_the_report_of_the_layers_before_is_carried_on(tree: Path, tmp_path: Pat
     ]
     assert [file.path for file in second.linked] == [file["path"] for file in first["linked"]]
     assert second.totals["dropped"] == 5
+
+
+def test_the_command_shows_what_left_besides_device_code(tree: Path, linked: bytes, tmp_path: Path):
+    (tree / "alpha" / "libtotal.so").write_bytes(linked)
+    (tree / "beta" / "libtotal.so").write_bytes(linked + b"more")
+    rules = tmp_path / "rules.yaml"
+    rules.write_text('strip: {"*.so*": a}\nlink: {"*.so*": a}\ndrop: {"*/tests/*": a}\n')
+    shown = CliRunner().invoke(app, ["prune", str(tree), "--keep", "sm_120", "--rules", str(rules)])
+    assert shown.exit_code == 0
+    for text in ("without symbols", "4 files", "2 files", "copies linked", "symbols kept"):
+        assert text in shown.stdout

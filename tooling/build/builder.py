@@ -422,11 +422,14 @@ def _pruned(client: docker.DockerClient, image_id: str, rules: PruneRules) -> Pr
         )
     report = PruneReport.model_validate_json(done.stdout)
     check_whole(report, rules)
-    totals = report.totals
+    gone = {
+        name: report.totals.get(f"bytes_{name}", 0) / GB
+        for name in ("removed", "stripped", "dropped", "linked")
+    }
     console.say(
-        f"pruned: {totals['pruned']} libraries, {totals['bytes_removed'] / GB:.2f} GB of device code gone; "
-        f"{totals['bytes_stripped'] / GB:.2f} GB of symbols, {totals['bytes_dropped'] / GB:.2f} GB in "
-        f"{totals['dropped']} files that the stack drops, {totals['bytes_linked'] / GB:.2f} GB of copies"
+        f"pruned: {gone['removed']:.2f} GB of device code in {report.totals['pruned']} libraries, "
+        f"{gone['stripped']:.2f} GB of symbols, {gone['dropped']:.2f} GB in {report.totals['dropped']} files that "
+        f"the stack drops, {gone['linked']:.2f} GB of copies"
     )
     return report
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tooling import console
 from tooling.base.bootstrap import ensure_base, read_base_lock
 from tooling.build.builder import Job, ca_bundle, engine_errors, hold_stack, ingredients_of, run_build
-from tooling.build.context import gather, render_dockerfile
+from tooling.build.context import gather, labels_of, render_dockerfile
 from tooling.build.kernels import export_kernels, import_kernels, judge_module, kernel_inputs, read_kernels_of
 from tooling.build.layers import assign_layers
 from tooling.build.record import KernelReceipt
@@ -132,7 +132,8 @@ def _compile(stack: Stack, module: str, root: Path, directory: Path) -> Compiled
         kept = import_kernels(inputs, job.context)
         layers = assign_layers(stack, lock)
         gather(stack, lock, layers, added, images=images, context=job.context, epoch=base.epoch)
-        dockerfile = render_dockerfile(stack, base, added, images, {}, ca=ca_bundle() is not None)
+        labels = labels_of(stack, lock, base)
+        dockerfile = render_dockerfile(stack, base, added, images, labels, ca=ca_bundle() is not None)
         job.dockerfile.write_text(dockerfile, encoding="utf-8")
         image_id = run_build(job)
         # The layers stay in the builder's cache; the image itself is of no use.
