@@ -311,12 +311,15 @@ def test_the_report_of_the_layers_before_is_carried_on(tree: Path, tmp_path: Pat
     assert second.totals["dropped"] == 5
 
 
-def test_the_command_shows_what_left_besides_device_code(tree: Path, linked: bytes, tmp_path: Path):
+def test_the_command_shows_what_left_besides_device_code(
+    tree: Path, linked: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "240")
     (tree / "alpha" / "libtotal.so").write_bytes(linked)
     (tree / "beta" / "libtotal.so").write_bytes(linked + b"more")
     rules = tmp_path / "rules.yaml"
     rules.write_text('strip: {"*.so*": a}\nlink: {"*.so*": a}\ndrop: {"*/tests/*": a}\n')
     shown = CliRunner().invoke(app, ["prune", str(tree), "--keep", "sm_120", "--rules", str(rules)])
     assert shown.exit_code == 0
-    for text in ("without symbols", "4 files", "2 files", "copies linked", "symbols kept"):
+    for text in ("without symbols", "4 files", "2 files", "copies linked", "symbols kept", "bytes lie behind"):
         assert text in shown.stdout

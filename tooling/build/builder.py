@@ -428,8 +428,8 @@ def _pruned(client: docker.DockerClient, image_id: str, rules: PruneRules) -> Pr
     }
     console.say(
         f"pruned: {gone['removed']:.2f} GB of device code in {report.totals['pruned']} libraries, "
-        f"{gone['stripped']:.2f} GB of symbols, {gone['dropped']:.2f} GB in {report.totals['dropped']} files that "
-        f"the stack drops, {gone['linked']:.2f} GB of copies"
+        f"{gone['stripped']:.2f} GB of symbols, {gone['linked']:.2f} GB of copies, "
+        f"{gone['dropped']:.2f} GB in {report.totals['dropped']} files that the stack drops"
     )
     return report
 
