@@ -23,22 +23,33 @@ _COMPILED_LEFT_OUT = re.compile(
 PYTHON = "/python/bin/python3"
 
 
-def python_layer() -> bytes:
-    """A tar with the interpreter, its library and the shared objects that they are linked with."""
+def python_layer(*, whole: bool = False) -> bytes:
+    """A tar with the interpreter, its library and the shared objects that they are linked with.
+
+    Args:
+        whole: All of the standard library, not what a fake engine needs.
+    """
     buffer = io.BytesIO()
     executable = Path(sys.executable).resolve()
     library = Path(sys.base_prefix) / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.add(executable, PYTHON.lstrip("/"))
-        tops = [path for path in sorted(library.iterdir()) if _wanted(path.relative_to(library))]
+        wanted = _belongs if whole else _wanted
+        tops = [path for path in sorted(library.iterdir()) if wanted(path.relative_to(library))]
         below = [path for top in tops if top.is_dir() for path in sorted(top.rglob("*"))]
-        modules = [path for path in (*tops, *below) if _wanted(path.relative_to(library))]
+        modules = [path for path in (*tops, *below) if wanted(path.relative_to(library))]
         for path in modules:
             tar.add(path.resolve(), f"python/lib/{library.name}/{path.relative_to(library)}", recursive=False)
         objects = {executable, *(path for path in modules if path.suffix == ".so")}
         for target in sorted(linked(objects)):
             tar.add(Path(target).resolve(), target.lstrip("/"), recursive=False)
     return buffer.getvalue()
+
+
+def _belongs(path: Path) -> bool:
+    """Whether it is part of the standard library, and no test of it."""
+    left_out = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
+    return not left_out & set(path.parts) and not path.parts[0].startswith("config-")
 
 
 def _wanted(path: Path) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tooling.sign.bundle import Signed
 
 ROOT = Path(__file__).resolve().parents[2]
-GATES = ("correctness", "engine-kits", "log-triage", "throughput")
+GATES = ("probe", "correctness", "engine-kits", "log-triage", "throughput")
 COMMON = ("correctness", "log-triage", "throughput")
 BOOTS = ("boot-1", "boot-2", "boot-3")
 
@@ -84,7 +84,7 @@ def test_a_gpu_stack_on_a_machine_without_gpus_is_refused_with_what_is_missing()
     text = "\n".join(error.details)
     assert "compute capability 12.0, driver 580.65.06 or newer and below 600" in text
     assert "blackwell-stacks attest cu130 REGISTRY/cu130@sha256:..." in text
-    assert "4 requirements" in error.what
+    assert "5 requirements" in error.what
 
 
 def test_on_the_hardware_that_the_policy_names_nothing_is_hopeless():
@@ -126,7 +126,7 @@ def test_one_boot_is_too_few_for_a_comparison():
 
 def test_replayed_evidence_of_another_image_does_not_count():
     evidence = (*_runs(digest=OTHER_DIGEST), *signed(build_run(digest=DIGEST)))
-    with pytest.raises(ReleaseRefusedError, match="4 requirements"):
+    with pytest.raises(ReleaseRefusedError, match="5 requirements"):
         refuse_if_hopeless("cu130", "", Prospects(GPU, None, evidence, digest=DIGEST), NOW)
 
 
@@ -163,8 +163,8 @@ def test_a_waiver_in_force_lets_it_go_on_and_an_expired_one_does_not():
 
 
 def test_a_waiver_of_what_nobody_asks_for_is_a_mistake():
-    with pytest.raises(InputError, match="gate:probe"):
-        refuse_if_hopeless("cu130", "", Prospects(GPU, None, waivers=(waiver("gate:probe"),)), NOW)
+    with pytest.raises(InputError, match="gate:needle"):
+        refuse_if_hopeless("cu130", "", Prospects(GPU, None, waivers=(waiver("gate:needle"),)), NOW)
 
 
 def test_a_laptop_makes_all_that_its_stack_asks_for():

@@ -1,6 +1,7 @@
 """Command lines of doctor, probe and fit."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from tooling.cli import app
 from tooling.errors import InputError
-from tooling.probe.collect import probe_command, ssh_command, with_host_facts
+from tooling.probe.collect import probe_command, run_probe, ssh_command, with_host_facts
 
 DATA = Path(__file__).parents[1] / "data" / "probe"
 
@@ -33,6 +34,39 @@ def test_the_probe_runs_with_all_gpus_and_no_network():
     assert "--network=none" in argv
     with pytest.raises(InputError):
         probe_command("--privileged")
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A client that grants no locked memory, says a line, and goes on only when somebody has read it."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    heard = tmp_path / "heard"
+    program.write_text(f"""#!/bin/sh
+echo "$@" >> {tmp_path}/asked
+case "$*" in *memlock*) echo "docker: error setting rlimit type 8: operation not permitted" >&2; exit 126;; esac
+echo "memory: none handles" >&2
+while [ ! -e {heard} ]; do sleep 0.02; done
+echo '{{"rungs": []}}'
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return tmp_path
+
+
+def test_progress_comes_while_the_probe_runs_and_a_limit_that_cannot_be_lifted_is_said(docker: Path):
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("memory"):
+            (docker / "heard").touch()
+
+    assert json.loads(run_probe("image@sha256:0", [], say)) == {"rungs": []}
+    assert any("cannot lift the limit of locked memory" in line for line in said)
+    first, second = (docker / "asked").read_text().splitlines()
+    assert first.replace("--ulimit memlock=-1 ", "") == second
+    assert "--ulimit stack=67108864" in second
 
 
 def test_a_saved_document_is_judged_kept_and_compared(tmp_path: Path):
@@ -81,9 +115,11 @@ def test_the_host_s_kernel_log_and_engine_complete_the_container_s_view():
     outside = json.loads((DATA / "h200-x2-doctor.json").read_text())
     inside["host"]["kernel_log"] = {"readable": False, "lines": []}
     outside["engine"]["docker"] = {"Version": "29.1.0"}
+    outside["system"]["container"] = "lxc"
     merged = json.loads(with_host_facts(json.dumps(inside), json.dumps(outside)))
     assert merged["host"]["kernel_log"]["readable"]
     assert merged["host"]["engine"]["docker"]["Version"] == "29.1.0"
+    assert merged["host"]["system"]["outer_container"] == "lxc"
 
 
 def test_the_table_of_a_simulation_says_so(tmp_path: Path):

@@ -284,6 +284,16 @@ def test_a_stand_in_is_recorded_wherever_it_was_seen(where: str):
     assert SIMULATION in report.result.limitations
 
 
+@pytest.mark.parametrize(("container", "outer"), [("", False), ("lxc", True)])
+def test_a_limit_of_locked_memory_is_lifted_where_it_is_set(container: str, outer: bool):
+    raw = examples.document(
+        1, system={"outer_container": container}, grants={"shm_bytes": 2**37, "memlock_bytes": 2**23}
+    )
+    (advice,) = [each for each in judge(examples.record(raw)).recommendations if "memlock=-1" in each.advice]
+    assert advice.evidence == "locked memory is limited to 8388608 B"
+    assert ("lxc.prlimit.memlock: unlimited" in advice.advice) is outer
+
+
 def test_advice_of_a_dual_socket_pcie_host():
     raw = examples.document(8, iommu={"groups": 9, "domains": {"DMA": 9}})
     for function in raw["host"]["pci"]:

@@ -198,12 +198,13 @@ def _statements(gates: list[str], boots: list[str], image_id: str = DIGEST) -> l
 
 
 def test_each_gate_carries_the_boots_that_it_saw():
-    gates = ["arguments", "correctness", "log-triage", "correctness", "log-triage", "throughput"]
+    gates = ["probe", "arguments", "correctness", "log-triage", "correctness", "log-triage", "throughput"]
     seen = [
         (found.result.gate, found.boot_ids)
         for found in (item.read(TestResult).measured for item in _statements(gates, ["one", "two"]))
     ]
     assert seen == [
+        ("probe", ()),
         ("arguments", ()),
         ("correctness", ("one",)),
         ("log-triage", ("one",)),

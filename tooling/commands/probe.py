@@ -17,6 +17,7 @@ from tooling.paths import checkout
 from tooling.probe.collect import collect, run_probe, with_host_facts
 from tooling.probe.fit import GIB, Fit, FitRequest, FitVerdict, fit
 from tooling.probe.judge import has_gpu
+from tooling.probe.model import ModelNeeds, read_model
 from tooling.probe.parse import read_document
 from tooling.probe.records import HostRecord, ProbeReport, Urgency
 from tooling.probe.report import exit_code, judge
@@ -102,9 +103,17 @@ def probe(
 def fit_command(
     stack: Annotated[str, typer.Argument(help="Name of the stack.")],
     *,
-    weights_gib: Annotated[float, typer.Option(help="All weights as loaded, GiB.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of the model, here: config.json and its safetensors.")
+    ] = None,
+    weights_gib: Annotated[float, typer.Option(help="All weights as loaded, GiB; else from --model.")] = 0.0,
     gpus: Annotated[int, typer.Option(help="GPUs that the model is spread over.", min=1)] = 1,
-    cache_gib: Annotated[float, typer.Option(help="KV cache of all GPUs together, GiB.")] = 0.0,
+    context: Annotated[int, typer.Option(help="Tokens of a request; 0: all that the model can.", min=0)] = 0,
+    requests: Annotated[int, typer.Option(help="Requests of that length at once.", min=1)] = 1,
+    kv_cache_dtype: Annotated[str, typer.Option(help="As the engine is told: auto or fp8_e4m3.")] = "auto",
+    cache_gib: Annotated[
+        float, typer.Option(help="KV cache of all GPUs together, GiB; else from --model.")
+    ] = 0.0,
     image_gib: Annotated[float, typer.Option(help="Disk that the pull needs, GiB.")] = 25.0,
     model_disk_gib: Annotated[
         float, typer.Option(help="Disk for the model's files, GiB; 0: they are there.")
@@ -119,25 +128,59 @@ def fit_command(
     Exit code 0: compatible or runnable; 1: not.
     """
     declared = load_stack(stack, checkout()).stack
-    if weights_gib <= 0 or min(cache_gib, image_gib, model_disk_gib) < 0:
+    sizes = (weights_gib, cache_gib, image_gib, model_disk_gib)
+    if min(sizes) < 0 or (weights_gib == 0 and model is None):
         raise InputError(
-            "sizes are in GiB, and weights are more than 0", fix="write for example --weights-gib 60"
+            "sizes are in GiB, and weights are more than 0",
+            fix="write for example --weights-gib 60, or --model FOLDER",
         )
-    request = FitRequest(
-        weights_bytes=int(weights_gib * GIB),
-        cache_bytes=int(cache_gib * GIB),
-        gpus=gpus,
-        image_bytes=int(image_gib * GIB),
-        model_disk_bytes=int(model_disk_gib * GIB),
-    )
+    needs = read_model(model, kv_cache_dtype) if model else None
+    request = _fit_request(needs, *(int(size * GIB) for size in sizes), gpus=gpus, held=(context, requests))
     text = _read(saved) if saved else _collect(host, ssh_config)
     answer = fit(read_document(text, where=str(saved or host or "this host")), declared, request)
     if as_json:
         console.print_json(answer)
     else:
-        _show_fit(answer)
+        _show_fit(answer, needs, gpus)
     if answer.verdict is FitVerdict.NOT:
         raise typer.Exit(1)
+
+
+def _fit_request(
+    needs: ModelNeeds | None,
+    weights: int,
+    cache: int,
+    image: int,
+    disk: int,
+    *,
+    gpus: int,
+    held: tuple[int, int],
+) -> FitRequest:
+    """The request from sizes in bytes, and from the model for those that are 0.
+
+    Raises:
+        InputError: The model's weights are not there, or a request would be longer than it can be.
+    """
+    left_out: tuple[str, ...] = ()
+    if needs is not None:
+        context, requests = held
+        if context > needs.context:
+            raise InputError(
+                f"a request of {context} tokens is longer than the model's {needs.context}",
+                fix="give less --context",
+            )
+        weights = weights or needs.weights_bytes
+        if not weights:
+            raise InputError(
+                "the model's folder holds no weights and no index of them",
+                fix="name their size: --weights-gib, or download it first",
+            )
+        cache = cache or needs.cache_bytes(context=context or needs.context, requests=requests, gpus=gpus)
+        left_out = needs.limitations
+    return FitRequest(
+        weights_bytes=weights, cache_bytes=cache, gpus=gpus, image_bytes=image, model_disk_bytes=disk,
+        reservations=left_out,
+    )  # fmt: skip
 
 
 def _collect(host: str, ssh_config: Path | None) -> str:
@@ -225,7 +268,7 @@ def _show(report: ProbeReport) -> None:
         console.out.print(f"not known: {line}", markup=False)
 
 
-def _show_fit(answer: Fit) -> None:
+def _show_fit(answer: Fit, needs: ModelNeeds | None, gpus: int) -> None:
     console.out.print(
         f"{answer.verdict}: {answer.needed_bytes / GIB:.1f} GiB needed on each GPU, "
         f"{answer.available_bytes / GIB:.1f} GiB can be taken, GPUs {list(answer.gpus)}",
@@ -233,3 +276,11 @@ def _show_fit(answer: Fit) -> None:
     )
     for reason in answer.reasons:
         console.out.print(f"  {reason}", markup=False)
+    if needs is not None and answer.cache_room_bytes:
+        one = needs.cache_bytes(context=needs.context, requests=1, gpus=gpus)
+        tokens = answer.cache_room_bytes * needs.context // one if one else 0
+        console.out.print(
+            f"  beside the weights there is room for {answer.cache_room_bytes / GIB:.1f} GiB of KV cache on "
+            f"all GPUs together, about {tokens} tokens in requests of full length ({needs.context})",
+            markup=False,
+        )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from tooling.errors import EngineError
 from tooling.host.contract import LABEL_GROUP, LABEL_ROLE
-from tooling.host.refusals import explain
+from tooling.host.refusals import explain, port_given_away
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +25,8 @@ _LIMIT_S = 120.0
 _TAIL = 5
 _NOT_FOUND = re.compile(r"no such (container|image|object)", re.IGNORECASE)
 _LAYER = re.compile(r"([0-9a-f]{12}): (.+)")
+#: The engine's own book of ports says so, before it has asked the kernel.
+_GIVEN_AWAY = re.compile(r"Bind for \S*:(\d+) failed: port is already allocated")
 
 
 class Docker:
@@ -115,8 +117,19 @@ class Docker:
         return json.loads(self.call("image", "inspect", *ids)) if ids else []
 
     def start(self, name: str) -> None:
-        """Start a container."""
-        self.call("start", name)
+        """Start a container.
+
+        Raises:
+            EngineError: It does not start; about a port that the engine has given away, to whom.
+        """
+        try:
+            self.call("start", name)
+        except EngineError as error:
+            port = _GIVEN_AWAY.search("\n".join(error.details))
+            if port is None:
+                raise
+            holders = self.call("ps", "--filter", f"publish={port[1]}", "--format", "{{.Names}}").split()
+            raise port_given_away(int(port[1]), holders, error.details) from error
 
     def stop(self, name: str, grace_s: int) -> None:
         """Stop a container: SIGTERM, and SIGKILL after the grace."""

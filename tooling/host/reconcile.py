@@ -81,13 +81,13 @@ def _serve(host: Host, current: Current) -> dict[str, Any]:
         host.docker.restart_policy(host.name_of(generation), GUARDED)
         host.group.forget_tries()
         return {"generation": generation.number, "started": False}
-    errors = []
+    errors: list[ToolkitError] = []
     while host.group.count_try(generation.number) <= TRIES:
         at("reconcile-counted")
         error = _start(host, generation)
         if error is None:
             return {"generation": generation.number, "started": True}
-        errors.append(error.what)
+        errors.append(error)
     return _fall_back(host, current, errors)
 
 
@@ -120,7 +120,7 @@ def _start(host: Host, generation: Generation) -> Optional[ToolkitError]:
     return None
 
 
-def _fall_back(host: Host, current: Current, errors: list[str]) -> dict[str, Any]:
+def _fall_back(host: Host, current: Current, errors: list[ToolkitError]) -> dict[str, Any]:
     """The generation before the committed one takes its place."""
     number = plan.fallback(current, host.previous())
     failed = host.group.generation(current.generation)
@@ -129,13 +129,14 @@ def _fall_back(host: Host, current: Current, errors: list[str]) -> dict[str, Any
         host.docker.save_log(host.name_of(failed), log)
         take_down(host, failed)
     host.group.forget_tries()
-    problem = errors[-1] if errors else f"it was started {TRIES} times in vain before"
+    problem = errors[-1].what if errors else f"it was started {TRIES} times in vain before"
+    fix = errors[-1].fix if errors else ""
     if not number:
         host.group.write_history("dark", host.operation, failed=failed.number, error=problem)
         raise DarkError(
             f"generation {failed.number} does not come up, and none served before it: {problem}",
             where=f"group {host.group.name}",
-            fix="read its log, then deploy a release or run `reconcile` again",
+            fix=fix or "read its log, then deploy a release or run `reconcile` again",
             details=[str(log)],
         )
     before = host.group.generation(number)
@@ -145,7 +146,7 @@ def _fall_back(host: Host, current: Current, errors: list[str]) -> dict[str, Any
         raise DarkError(
             f"neither generation {failed.number} nor {number}, which served before it, comes up: {error.what}",
             where=f"group {host.group.name}",
-            fix="read their logs and look at the host (doctor), then run `reconcile` again",
+            fix=error.fix or "read their logs and look at the host (doctor), then run `reconcile` again",
             details=[*error.details, str(log)],
         )
     host.group.commit(number, "fallback")

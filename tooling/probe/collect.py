@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tooling.errors import CommandError, EngineError, InputError
 from tooling.paths import checkout
@@ -23,8 +24,12 @@ COLLECT_LIMIT_S, PROBE_LIMIT_S, CONNECT_LIMIT_S = 240.0, 1800.0, 15
 #: Exit codes of collector and probe that come with a document.
 WITH_DOCUMENT = {0, 1, 3}
 _SSH_FAILED, _NOT_FOUND, _DOCKER_FAILED = 255, 127, 125
+#: NCCL pins host memory. A host that is a container itself may not be able to grant it.
+MEMLOCK = ("--ulimit", "memlock=-1")
+_NOT_GRANTED = re.compile(r"error setting rlimit.*operation not permitted", re.IGNORECASE)
 _HOST = re.compile(r"[A-Za-z0-9_.@:\[\]%-]+")
 _TAIL = 8
+_LISTEN_S = 5.0
 
 
 def collector_path() -> Path:
@@ -54,7 +59,7 @@ def probe_command(image: str, options: Sequence[str] = ()) -> list[str]:
     """
     if not image or image.startswith("-"):
         raise InputError(f"{image!r} is no image", fix="write a reference, best by digest")
-    grants = ["--gpus", "all", "--ipc=host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+    grants = ["--gpus", "all", "--ipc=host", *MEMLOCK, "--ulimit", "stack=67108864"]
     return ["docker", "run", "--rm", *grants, "--network=none", image, "probe", "--json", *options]
 
 
@@ -96,12 +101,20 @@ def collect(host: str = "", *, ssh_config: Path | None = None) -> str:
 def run_probe(image: str, options: Sequence[str], say: Callable[[str], None]) -> str:
     """Run the probe in a container; its progress goes to `say`.
 
+    Where the host cannot lift the limit of locked memory it runs under the limit that there is, which its
+    document then holds.
+
     Raises:
         EngineError: Docker could not start the container with GPUs.
         CommandError: The probe gave no document.
     """
     argv = probe_command(image, options)
     code, out, err = _capture(argv, "", PROBE_LIMIT_S, say)
+    if code and _NOT_GRANTED.search(err):
+        say("this host cannot lift the limit of locked memory: probing under the limit that there is")
+        under_limit = [word for word in argv if word != MEMLOCK[1]]
+        under_limit.remove(MEMLOCK[0])
+        code, out, err = _capture(under_limit, "", PROBE_LIMIT_S, say)
     start = out.find("{")
     if code in WITH_DOCUMENT and start >= 0:
         return out[start:]
@@ -130,8 +143,14 @@ def _capture(
         )  # fmt: skip
     except FileNotFoundError as error:
         raise CommandError(f"program {argv[0]!r} is not installed", fix=f"install {argv[0]}") from error
+    # communicate() would keep it to the end, and a probe is minutes of silence then.
+    said, child.stderr = child.stderr, None
+    assert said is not None  # noqa: S101  # PIPE was asked for
+    lines: list[str] = []
+    listener = threading.Thread(target=_listen, args=(said, lines, say), daemon=True)
+    listener.start()
     try:
-        out, err = child.communicate(stdin, timeout=limit_s)
+        out, _ = child.communicate(stdin, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
         raise CommandError(f"{argv[0]} did not end within {limit_s:g} s", where=" ".join(argv[:8])) from error
     finally:
@@ -139,10 +158,18 @@ def _capture(
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    for line in err.splitlines() if say else ():
-        if say is not None:
-            say(line)
-    return child.returncode, out, err
+        # A grandchild that has left the group may hold the pipe open.
+        listener.join(_LISTEN_S)
+    return child.returncode, out, "".join(lines)
+
+
+def _listen(stream: IO[str], lines: list[str], say: Callable[[str], None] | None) -> None:
+    """Keep what a program says on stderr, and pass it on while it runs."""
+    with stream:
+        for line in stream:
+            lines.append(line)
+            if say is not None:
+                say(line.rstrip())
 
 
 def with_host_facts(probed: str, collected: str) -> str:
@@ -160,4 +187,6 @@ def with_host_facts(probed: str, collected: str) -> str:
         facts["kernel_log"] = outside["kernel_log"]
     facts["nvidia"]["holders"] = outside["nvidia"]["holders"]
     facts["disks"] = outside["disks"]
+    # In a container of ours that runs in an LXC only the inner one shows.
+    facts["system"]["outer_container"] = outside["system"].get("container", "")
     return json.dumps(inside)

@@ -39,6 +39,7 @@ class FitRequest(Record):
         gpus: GPUs that the model is spread over.
         image_bytes: Free disk that the pull and its unpacking need.
         model_disk_bytes: Free disk for the model's files; 0 when they are there.
+        reservations: What these sizes leave out.
     """
 
     weights_bytes: int = Field(gt=0)
@@ -46,6 +47,7 @@ class FitRequest(Record):
     gpus: int = Field(default=1, ge=1)
     image_bytes: int = Field(default=0, ge=0)
     model_disk_bytes: int = Field(default=0, ge=0)
+    reservations: tuple[str, ...] = ()
 
 
 class Fit(Record):
@@ -56,6 +58,7 @@ class Fit(Record):
         reasons: Why not, or why not fully; empty only for compatible.
         needed_bytes: Memory on each GPU that the model needs.
         available_bytes: Memory of the smallest GPU chosen that an engine can take.
+        cache_room_bytes: KV cache for which there is room beside the weights, all GPUs together.
         gpus: Numbers of the GPUs that would be used.
     """
 
@@ -63,6 +66,7 @@ class Fit(Record):
     reasons: tuple[str, ...] = ()
     needed_bytes: int
     available_bytes: int
+    cache_room_bytes: int = 0
     gpus: tuple[int, ...] = ()
 
 
@@ -75,7 +79,7 @@ def capability_of(target: str) -> str:
 def fit(host: HostRecord, stack: Stack, request: FitRequest) -> Fit:
     """Hold a machine against a stack and a model."""
     against: list[str] = []
-    reservations: list[str] = []
+    reservations = list(request.reservations)
     required = {capability_of(target) for target in stack.targets.required}
     optional = {capability_of(target) for target in stack.targets.optional}
     known = required | optional
@@ -112,6 +116,7 @@ def fit(host: HostRecord, stack: Stack, request: FitRequest) -> Fit:
     verdict = FitVerdict.NOT if against else FitVerdict.RUNNABLE if reservations else FitVerdict.COMPATIBLE
     return Fit(
         verdict=verdict, reasons=(*against, *reservations), needed_bytes=needed, available_bytes=available,
+        cache_room_bytes=max(0, available * len(usable) - request.weights_bytes - OVERHEAD_BYTES * len(usable)),
         gpus=tuple(sorted(gpu.index for gpu in usable)),
     )  # fmt: skip
 

@@ -333,7 +333,7 @@ def _virtualisation(system: Raw) -> str:
     if system["hypervisor_flag"].flag() or re.search(r"-fc\b|firecracker", kernel):
         name = "Firecracker" if re.search(r"-fc\b", kernel) else maker
         return f"vm ({name})" if name else "vm"
-    if container == "lxc":
+    if "lxc" in {container, system["outer_container"].text()}:
         return "lxc"
     return "bare" if system["machine"].text() == "x86_64" else f"unknown ({maker})" if maker else "unknown"
 

@@ -118,8 +118,13 @@ def _container(host: HostRecord) -> Iterable[Recommendation]:
         )  # fmt: skip
     small = container.memlock_bytes is not None and container.memlock_bytes < need.memlock_bytes
     if small and host.source is Source.IMAGE:
+        # A host that is a container itself can grant no more than it has.
+        outer = host.virtualisation.startswith("lxc")
         yield Recommendation(
-            topic="container flags", urgency=Urgency.SHOULD, advice="--ulimit memlock=-1",
+            topic="container flags", urgency=Urgency.SHOULD,
+            advice="--ulimit memlock=-1" + (
+                ", once the LXC container itself has lxc.prlimit.memlock: unlimited" if outer else ""
+            ),
             evidence=f"locked memory is limited to {container.memlock_bytes} B",
         )  # fmt: skip
     refused = next((rung for rung in host.rungs if rung.route == "pidfd" and rung.errno), None)

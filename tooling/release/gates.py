@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tooling.gates.records import GateResult
     from tooling.verify.record import VerifyRecord
 
-#: Gates that run once for all boots together, and the one that needs no boot.
-_OVER_ALL_BOOTS, _WITHOUT_BOOT = "throughput", "arguments"
+#: The gate that sees all boots together, and those that need none.
+_OVER_ALL_BOOTS, _WITHOUT_BOOT = "throughput", {"arguments", "probe"}
 
 
 def statement_of(
@@ -61,7 +61,7 @@ def verify_statements(
     statements = []
     for gate in record.gates:
         boots: tuple[str, ...] = every
-        if gate.gate == _WITHOUT_BOOT:
+        if gate.gate in _WITHOUT_BOOT:
             boots = ()
         elif gate.gate != _OVER_ALL_BOOTS:
             boots = every[seen[gate.gate] : seen[gate.gate] + 1]

@@ -22,6 +22,7 @@ from tooling.triage.features import feature_table
 from tooling.triage.gate import triage_gate
 from tooling.verify.arguments import arguments_gate
 from tooling.verify.boots import Task, load_gates, server_info, set_up, still_answers
+from tooling.verify.probe import probe_gate
 from tooling.verify.record import VerifyRecord
 from tooling.verify.session import Session, kept, run_boots
 
@@ -101,8 +102,10 @@ def verify_stack(
         Task(profile, tier, root, setup.plan, evidence, baselines, pins, setup.stall_s, {}, {}, []),
         started,
     )
+    # On GPUs that nobody holds yet; a host that lies about them explains what the boots show.
+    probed = (probe_gate(image, evidence),) if device == "gpu" else ()
     seen = run_boots(session, candidate=image, baseline=baseline_image, boots=boots)
-    gates = (arguments_gate(client, image, stack, arguments), *seen.gates)
+    gates = (*probed, arguments_gate(client, image, stack, arguments), *seen.gates)
     record = _write(
         VerifyRecord(
             stack=name,
