@@ -25,6 +25,7 @@ from distributions import (
     unmet_requirements,
     wrong_tags,
 )
+from dropped import judge_dropped
 from libraries import read_libraries, split_families, too_new_symbols
 from torch_build import torch_build
 
@@ -50,6 +51,7 @@ def examine(site: Path, expected: dict[str, Any]) -> dict[str, Any]:
             expected=any(not tag.endswith("-any") for found in distributions.values() for tag in found.tags),
         ),
         *split_families(libraries),
+        *(judge_dropped(site, distributions, libraries, pruning) if pruning else ()),
     ]
     torch, torch_findings = torch_build(distributions, expected["cuda"], expected["targets"])
     findings += torch_findings

@@ -136,19 +136,33 @@ def altered_files(
 
 
 def read_pruned(site: Path, report: dict[str, Any]) -> dict[str, Pruned]:
-    """What a report of the pruner says of the files that it changed, by path."""
+    """What a report of the pruner says of the files that it changed, by path.
 
-    def recorded(digest: str) -> str:
-        return base64.urlsafe_b64encode(bytes.fromhex(digest)).rstrip(b"=").decode()
-
+    A library may have lost its symbols first and device code then: the second step has to begin with what the
+    first one left. Where it does not, nothing that the wheel records is accepted.
+    """
+    changes: dict[str, tuple[str, str]] = {}
+    for file in report["files"]:
+        if file["status"] in {"pruned", "deleted"}:
+            changes[file["path"]] = (file["sha256_before"], file["sha256_after"])
+    for file in report.get("stripped", ()):
+        if file["status"] == "stripped":
+            between, now = changes.get(file["path"], (file["sha256_after"], file["sha256_after"]))
+            whole = between == file["sha256_after"]
+            changes[file["path"]] = (file["sha256_before"] if whole else "", now)
+    for file in report.get("dropped", ()):
+        changes[file["path"]] = (file["sha256"] if file["path"] not in changes else "", "")
     return {
-        os.path.normpath(os.path.join(site, file["path"])): Pruned(  # noqa: PTH118
-            recorded(file["sha256_before"]),
-            recorded(file["sha256_after"]) if file["status"] == "pruned" else None,
+        os.path.normpath(os.path.join(site, path)): Pruned(  # noqa: PTH118
+            _recorded(before), _recorded(now) if now else None
         )
-        for file in report["files"]
-        if file["status"] in {"pruned", "deleted"}
+        for path, (before, now) in changes.items()
     }
+
+
+def _recorded(digest: str) -> str:
+    """A hex SHA-256 as RECORD writes it."""
+    return base64.urlsafe_b64encode(bytes.fromhex(digest)).rstrip(b"=").decode()
 
 
 def _digest(path: str) -> tuple[str, int]:

@@ -36,12 +36,14 @@ class Library:
         path: Where it is.
         soname: Its own name; the file's where it has none.
         needs: Highest version it needs of each symbol family, e.g. `{"GLIBC": (2, 34)}`.
+        needed: Names of the libraries that the loader brings in with it.
         loads: Names of cuDNN sublibraries that it can load by itself.
     """
 
     path: Path
     soname: str
     needs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    needed: set[str] = field(default_factory=set)
     loads: set[str] = field(default_factory=set)
 
 
@@ -70,6 +72,7 @@ def read_library(path: Path) -> Library:
                 elif isinstance(section, DynamicSection):
                     sonames = [str(tag.soname) for tag in section.iter_tags("DT_SONAME")]  # type: ignore[attr-defined]
                     library.soname = sonames[0] if sonames else path.name
+                    library.needed = {str(tag.needed) for tag in section.iter_tags("DT_NEEDED")}  # type: ignore[attr-defined]
         except (ELFError, ValueError) as error:
             # Named, so that the report says which file could not be read; never counted as checked.
             raise SystemExit(f"finding: {path} is not a readable library: {error}") from error

@@ -1,6 +1,7 @@
 """Each row of the inspection has a case in which it fails."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tooling.inspection.inspect import (
     contents_checks,
     gate_check,
     patch_check,
+    pruning_check,
     torch_checks,
     wrong_architecture,
 )
@@ -20,6 +22,8 @@ from tooling.inspection.sources import take_back
 from tooling.patches.overlay import Plan, reader, run, write_files
 from tooling.patches.record import record_series, write_record
 from tooling.patches.series import Selection, load_series, plan_for
+from tooling.prune.inplace import totals
+from tooling.prune.records import PruneReport, PruneRules
 from tooling.stack.model import Kernels
 
 CONTENTS = {
@@ -147,3 +151,59 @@ def test_every_module_is_held_against_its_own_architecture(module, architecture,
     )
     said = [f"compiled for {architecture}, the stack says {wanted}"] if wanted else []
     assert wrong_architecture(receipt, kernels) == said
+
+
+RULES = PruneRules(drop={"alpha/tests/*": "tests"}, strip={"*.so*": "no loader maps symbols"})
+
+
+def _pruning(**change) -> PruneReport:
+    """A report of one dropped and one stripped file."""
+    dropped = [{"path": "alpha/tests/a.py", "rule": "alpha/tests/*", "bytes": 2_000_000, "sha256": "1" * 64}]
+    stripped = [
+        {
+            "path": "a.so",
+            "status": "stripped",
+            "rule": "*.so*",
+            "bytes_before": 9_000_000,
+            "bytes_after": 1_000_000,
+            "sha256_before": "1" * 64,
+            "sha256_after": "2" * 64,
+        }
+    ]
+    document: dict[str, Any] = {"root": "/site", "keep": ["12.0"], "files": [], "unread": []}
+    document |= {"dropped": dropped, "stripped": stripped, "totals": totals([], dropped, stripped)}
+    return PruneReport.model_validate(document | change)
+
+
+def test_a_pruning_as_the_stack_says_passes_with_its_sums():
+    report = _pruning()
+    check = pruning_check(report, {"pruned": report.totals}, RULES)
+    assert check.verdict is Verdict.PASS
+    assert "1 without symbols (8 MB), 1 files dropped (2 MB)" in check.seen
+
+
+@pytest.mark.parametrize(
+    ("report", "contents", "rules", "seen"),
+    [
+        (None, {}, RULES, "no report of its pruning"),
+        (_pruning(), {"pruned": {"dropped": 2}}, RULES, "another pruning"),
+        (
+            _pruning(),
+            None,
+            PruneRules(strip=RULES.strip),
+            "by drop 'alpha/tests/*', which the stack does not say",
+        ),
+        (_pruning(), None, PruneRules(drop=RULES.drop), "by strip '*.so*', which the stack does not say"),
+        (
+            _pruning(),
+            None,
+            RULES.model_copy(update={"drop": {**RULES.drop, "b/*": "x"}}),
+            "drop 'b/*' matches no",
+        ),
+        (_pruning(dropped=[], stripped=[]), None, PruneRules(), "nothing was pruned"),
+    ],
+)
+def test_a_pruning_that_is_not_what_the_stack_says_fails(report, contents, rules, seen):
+    check = pruning_check(report, contents or {"pruned": report and report.totals}, rules)
+    assert check.verdict is Verdict.FAIL
+    assert seen in check.seen

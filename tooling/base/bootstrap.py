@@ -44,6 +44,11 @@ _EXCLUDES = (
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
+    # Nothing that compiles at run time asks for link-time optimisation, a sanitizer or a static Python.
+    "path-exclude=/usr/lib/gcc/*/lto1",
+    "path-exclude=/usr/bin/*-lto-dump*",
+    *(f"path-exclude=/usr/lib/*/lib{name}san[._]*" for name in ("a", "hwa", "l", "t", "ub")),
+    "path-exclude=/usr/lib/python3*/config-*/libpython3*.a",
 )
 
 

@@ -94,11 +94,11 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
     directory.mkdir(parents=True, exist_ok=True)
     started = now()
     with ExitStack() as held:
-        held.enter_context(_alone(name))
-        held.enter_context(_engine_errors())
+        held.enter_context(hold_stack(name))
+        held.enter_context(engine_errors())
         temporary = held.enter_context(tempfile.TemporaryDirectory(prefix=f"blackwell-{name}-"))
         client = held.enter_context(closing(ensure_engine(console.say)))
-        job = _Job(
+        job = Job(
             stack=stack,
             client=client,
             builder=find_build_client(),
@@ -122,7 +122,7 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
         labels = {**labels_of(stack, lock, base), f"{LABEL}.inputs-sha256": inputs.sha256}
         dockerfile = render_dockerfile(stack, base, added, images, labels, ca=ca_bundle() is not None)
         job.dockerfile.write_text(dockerfile, encoding="utf-8")
-        image_id = _run_build(job)
+        image_id = run_build(job)
         try:
             record = _examine(job, image_id, inputs)
         except BaseException:
@@ -136,8 +136,20 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
 
 
 @dataclass
-class _Job:
-    """One build under way."""
+class Job:
+    """One build under way.
+
+    Attributes:
+        stack: What is built.
+        client: The engine.
+        builder: The client that builds.
+        directory: Folder for Dockerfile and log.
+        temporary: Folder that is gone afterwards, with the context.
+        started: ISO 8601, UTC; part of the log's name.
+        no_cache: Run every step again.
+        target: Step at which the build ends; the whole image by default.
+        durations_s: Seconds by phase.
+    """
 
     stack: Stack
     client: docker.DockerClient
@@ -145,24 +157,28 @@ class _Job:
     directory: Path
     temporary: Path
     started: str
-    no_cache: bool
+    no_cache: bool = False
+    target: str = ""
     durations_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def context(self) -> Path:
+        """Folder of the build context."""
         return self.temporary / "context"
 
     @property
     def dockerfile(self) -> Path:
-        return self.directory / "Dockerfile"
+        """File of the rendered Dockerfile."""
+        return self.directory / ("Dockerfile" if not self.target else f"Dockerfile.{self.target}")
 
     @property
     def log(self) -> Path:
+        """File of the full output."""
         return self.directory / f"build-{self.started.replace(':', '')}.log"
 
 
 @contextmanager
-def _alone(name: str) -> Iterator[None]:
+def hold_stack(name: str) -> Iterator[None]:
     """Hold the right to build a stack; a second build of the same one is told who has it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "blackwell-stacks"
     cache.mkdir(parents=True, exist_ok=True)
@@ -180,7 +196,7 @@ def _alone(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _engine_errors() -> Iterator[None]:
+def engine_errors() -> Iterator[None]:
     """Turn what the engine's client raises into the toolkit's own error."""
     try:
         yield
@@ -269,7 +285,7 @@ def build_argv(
     return [*argv, str(context)]
 
 
-def _run_build(job: _Job) -> str:
+def run_build(job: Job) -> str:
     """Run the build; returns the image's id and notes the seconds by phase."""
     addresses = index_addresses(job.stack.lock.indexes)
     indexes = job.temporary / "indexes"
@@ -282,8 +298,7 @@ def _run_build(job: _Job) -> str:
     argv = build_argv(
         job.builder, job.dockerfile, job.context, iid, secrets, host_network=on_loopback(addresses)
     )
-    if job.no_cache:
-        argv.insert(-1, "--no-cache")
+    argv[-1:-1] = [*(["--no-cache"] if job.no_cache else []), *(["--target", job.target] if job.target else [])]
     last: deque[str] = deque(maxlen=40)
     console.say(f"building {job.stack.name} with {job.builder.path} {job.builder.version}, log {job.log}")
     with job.log.open("w", encoding="utf-8") as stream, Progress(stream) as progress:
@@ -308,7 +323,7 @@ def _run_build(job: _Job) -> str:
     return iid.read_text(encoding="utf-8").strip()
 
 
-def _require_engine(job: _Job) -> None:
+def _require_engine(job: Job) -> None:
     """After a failed build: the client's last words differ between versions, an engine's silence does not."""
     try:
         runner.run([job.builder.path, "version", "--format", "{{.Server.Version}}"], timeout_s=30)
@@ -321,7 +336,7 @@ def _require_engine(job: _Job) -> None:
         ) from error
 
 
-def _examine(job: _Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
+def _examine(job: Job, image_id: str, inputs: BuildInputs) -> BuildRecord:
     """Look at the image that was built, run its selftest, and write down all of it."""
     clock = time.monotonic()
     stack = job.stack
@@ -407,9 +422,14 @@ def _pruned(client: docker.DockerClient, image_id: str, rules: PruneRules) -> Pr
         )
     report = PruneReport.model_validate_json(done.stdout)
     check_whole(report, rules)
-    totals = report.totals
+    gone = {
+        name: report.totals.get(f"bytes_{name}", 0) / GB
+        for name in ("removed", "stripped", "dropped", "linked")
+    }
     console.say(
-        f"pruned: {totals['pruned']} libraries, {totals['bytes_removed'] / GB:.2f} GB of device code gone"
+        f"pruned: {gone['removed']:.2f} GB of device code in {report.totals['pruned']} libraries, "
+        f"{gone['stripped']:.2f} GB of symbols, {gone['linked']:.2f} GB of copies, "
+        f"{gone['dropped']:.2f} GB in {report.totals['dropped']} files that the stack drops"
     )
     return report
 

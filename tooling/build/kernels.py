@@ -142,14 +142,20 @@ def export_kernels(
 
 
 def read_kernels_of(
-    client: docker.DockerClient, image: str, kernels: Kernels
+    client: docker.DockerClient, image: str, kernels: Kernels, below: str = ""
 ) -> dict[str, tuple[KernelReceipt, bytes]]:
     """The modules of an image with their receipts.
+
+    Args:
+        client: The engine.
+        image: The image.
+        kernels: Which modules it must have.
+        below: Folder in which they lie as in an image; that of a build step is `/out`.
 
     Raises:
         CheckError: One is missing, or is not the file that its receipt names.
     """
-    places = {module: f"{SHARE}/kernels/{module}.json" for module in kernels.names}
+    places = {module: f"{below}{SHARE}/kernels/{module}.json" for module in kernels.names}
     texts = read_files(client, image, places.values())
     missing = [module for module, place in places.items() if place not in texts]
     if missing:
@@ -157,15 +163,15 @@ def read_kernels_of(
     receipts = {
         module: KernelReceipt.model_validate(json.loads(texts[place])) for module, place in places.items()
     }
-    libraries = read_files(client, image, [receipt.path for receipt in receipts.values()])
+    libraries = read_files(client, image, [below + receipt.path for receipt in receipts.values()])
     wrong = [
         module
         for module, receipt in receipts.items()
-        if hashlib.sha256(libraries.get(receipt.path, b"")).hexdigest() != receipt.sha256
+        if hashlib.sha256(libraries.get(below + receipt.path, b"")).hexdigest() != receipt.sha256
     ]
     if wrong:
         raise CheckError(f"kernel modules are missing or not as compiled: {', '.join(wrong)}", where=image)
-    return {module: (receipt, libraries[receipt.path]) for module, receipt in receipts.items()}
+    return {module: (receipt, libraries[below + receipt.path]) for module, receipt in receipts.items()}
 
 
 def judge_module(module: str, library: bytes, kernels: Kernels) -> tuple[tuple[Kernel, ...], tuple[Check, ...]]:

@@ -15,6 +15,7 @@ from tooling.base.bootstrap import bootstrap_base, describe_base, write_base_loc
 from tooling.build import BuildRecord
 from tooling.build import build as build_image
 from tooling.build.bench import run_bench
+from tooling.build.optional import CompiledModule, compile_optional
 from tooling.dockerhost import ensure_engine
 from tooling.dockerhost.disk import GB
 from tooling.errors import InputError
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command("check-lock")(check_lock)
     app.command()(schema)
     app.command("bench-build")(bench_build)
+    app.command("compile-kernels")(compile_kernels)
 
 
 def build(
@@ -61,6 +63,41 @@ def _table(record: BuildRecord) -> Table:
     for layer in record.layers:
         step = layer.created_by.split("install-layer ")[-1].split(" #")[0][-60:]
         table.add_row(step, f"{layer.bytes / 1e6:.1f}", layer.diff_id.removeprefix("sha256:")[:12])
+    return table
+
+
+def compile_kernels(
+    stack: StackName,
+    modules: Annotated[
+        list[str] | None, typer.Argument(help="Optional kernel modules; all when none is named.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for logs; by default build/ of the checkout.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile optional kernel modules of a stack, look at every kernel, and keep them for later builds."""
+    done = compile_optional(stack, modules or [], checkout(), output)
+    if as_json:
+        console.print_json({"modules": [module.model_dump(mode="json") for module in done]})
+    else:
+        console.out.print(_modules_table(done))
+
+
+def _modules_table(modules: tuple[CompiledModule, ...]) -> Table:
+    table = Table("module", "kernels", "registers", "shared bytes", "spill bytes", "seconds", "cache key")
+    for module in modules:
+        registers = [kernel.registers for kernel in module.kernels]
+        spills = sum(kernel.spill_stores + kernel.spill_loads for kernel in module.kernels)
+        table.add_row(
+            module.receipt.module,
+            str(len(module.kernels)),
+            f"{min(registers)} to {max(registers)}",
+            f"at most {max(kernel.shared for kernel in module.kernels)}",
+            str(spills),
+            "from the cache" if module.from_cache else f"{module.seconds:.0f}",
+            module.input_sha256[:12],
+        )
     return table
 
 

@@ -1,4 +1,4 @@
-"""`prune`: device code that no target can run leaves the libraries of a folder."""
+"""`prune`: device code that no target can run, and what a stack lists, leave a folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def prune_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
 ) -> None:
-    """Take device code that no target can run out of the libraries below a folder. Edits them IN PLACE."""
+    """Take device code that no target can run, and what the rules list, out of a folder. Edits it IN PLACE."""
     wanted = load_prune_rules(rules) if rules else PruneRules()
     console.say(
         f"warning: libraries below {root} are edited in place; other GPUs than {', '.join(keep)} lose them"
@@ -62,7 +62,14 @@ def _table(report: PruneReport) -> Table:
     for unread in report.unread:
         table.add_row(Text(unread.path), Text("not read", "red"), "", "", "", "", Text(unread.reason))
     totals = report.totals
-    sums = (totals[f"bytes_{name}"] for name in ("before", "after", "kept", "foreign_left"))
+    for name, what in (("stripped", "without symbols"), ("dropped", "dropped"), ("linked", "copies linked")):
+        if totals.get(name):
+            saved = f"{totals[f'bytes_{name}'] / _MB:.1f} MB less"
+            table.add_row(f"{totals[name]} files", Text(what, "green"), "", "", "", "", saved)
+    for kept in report.stripped:
+        if kept.reason:
+            table.add_row(Text(kept.path), Text("symbols kept", "red"), "", "", "", "", Text(kept.reason))
+    sums = (totals.get(f"bytes_{name}", 0) for name in ("before", "after", "kept", "foreign_left"))
     table.add_section()
     table.add_row(f"{len(report.files)} files", "", *(f"{size / _MB:.1f}" for size in sums), "")
     return table

@@ -20,6 +20,8 @@ from tooling.errors import CheckError, InputError
 from tooling.gates.records import Check, GateResult, Verdict, worst
 from tooling.inspection.sources import scans_of
 from tooling.lock.resolve import read_lock
+from tooling.prune.records import PruneReport
+from tooling.prune.run import check_whole
 from tooling.records import now, sha256_of
 from tooling.stack import load_stack
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from tooling.build.context import Ingredients
     from tooling.build.record import KernelReceipt, PatchReceipt
     from tooling.patches.overlay import Plan
+    from tooling.prune.records import PruneRules
     from tooling.stack.model import Kernels, Stack
 
 GATE = "inspection"
@@ -60,6 +63,8 @@ def inspect_image(
     image_id = _image_of(client, stack, image or f"{REPOSITORY}/{name}:built")
     contents = _contents(client, image_id)
     checks = [*contents_checks(contents, {wheel.name: wheel.version for wheel in lock.wheels})]
+    if stack.prune_rules is not None:
+        checks.append(pruning_check(_pruning(client, image_id), contents, stack.prune_rules))
     limitations = ["dynamic shared memory and kernels made at run time (Triton, JIT) are not in any file"]
     if stack.targets.required:
         say("device code: reading it inside a container of the image ...")
@@ -151,6 +156,50 @@ def contents_checks(contents: Mapping[str, Any], locked: Mapping[str, str]) -> I
         if locked.get(name) != have.get(name)
     ]
     yield _check("packages", wrong, f"{len(have)} packages, each as locked")
+
+
+def _pruning(client: docker.DockerClient, image_id: str) -> PruneReport | None:
+    place = f"{SHARE}/prune.json"
+    found = read_files(client, image_id, [place])
+    return PruneReport.model_validate_json(found[place]) if place in found else None
+
+
+def pruning_check(report: PruneReport | None, contents: Mapping[str, Any], rules: PruneRules) -> Check:
+    """Whether all that left the wheels' files is what the stack says, and is what the check of contents saw.
+
+    Args:
+        report: The pruner's, as the image carries it.
+        contents: The report of the check of contents, which held every file against wheel and pruner.
+        rules: The stack's.
+    """
+    if report is None:
+        return _check("pruned", ["the image carries no report of its pruning"], "")
+    totals = report.totals
+    bad = []
+    if contents.get("pruned") != totals:
+        bad.append("the check of contents ran over another pruning than the one that the image reports")
+    try:
+        check_whole(report, rules)
+    except CheckError as error:
+        bad.append(str(error))
+    rows = (("drop", report.dropped), ("strip", report.stripped), ("link", report.linked))
+    bad += [
+        f"{file.path} left by {field} {file.rule!r}, which the stack does not say"
+        for field, files in rows
+        for file in files
+        if file.rule not in getattr(rules, field)
+    ]
+    seen = ", ".join(
+        f"{totals.get(name, 0)} {what} ({totals.get(size, 0) / 1e6:.0f} MB)"
+        for name, what, size in (
+            ("pruned", "libraries without code for others", "bytes_removed"),
+            ("stripped", "without symbols", "bytes_stripped"),
+            ("dropped", "files dropped", "bytes_dropped"),
+            ("linked", "copies linked", "bytes_linked"),
+        )
+    )
+    kept = [f"{file.path} kept its symbols: {file.reason}" for file in report.stripped if file.reason]
+    return _check("pruned", bad, seen, kept)
 
 
 def torch_checks(contents: Mapping[str, Any], targets: Sequence[str]) -> Iterator[Check]:

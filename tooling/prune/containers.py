@@ -39,7 +39,10 @@ class Policy(NamedTuple):
         drop_ptx: Patterns of files whose PTX goes where machine code in the same container serves every target.
         embedded: Patterns of files whose embedded containers are pruned too, by zeroing payloads.
         delete: Patterns of files that are deleted, which they may be only without code for any target.
-        skip: Patterns of files that are left as they are.
+        skip: Patterns of files whose device code is left as it is.
+        drop: Patterns of files of any kind that are deleted, under the same condition.
+        strip: Patterns of libraries that lose symbol tables and debugging information.
+        link: Patterns of files that become names of one file where a folder has equal ones.
     """
 
     targets: tuple[Architecture, ...]
@@ -47,6 +50,9 @@ class Policy(NamedTuple):
     embedded: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    strip: tuple[str, ...] = ()
+    link: tuple[str, ...] = ()
 
 
 class Slimmed(NamedTuple):

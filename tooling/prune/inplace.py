@@ -21,6 +21,7 @@ from tooling.prune.containers import Policy, serves
 from tooling.prune.plan import foreign
 from tooling.prune.refusal import NotUnderstoodError
 from tooling.prune.rewrite import Rewritten, rewrite
+from tooling.prune.trim import drop_files, link_files, strip_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 #: Version of the report.
 FORMAT = 1
 #: Fields of a policy that are patterns, by the names of the command's options.
-PATTERN_FIELDS = ("drop_ptx", "embedded", "delete", "skip")
+PATTERN_FIELDS = ("drop_ptx", "embedded", "delete", "skip", "drop", "strip", "link")
+#: Those of them that are about files of any kind, not only about those with device code.
+ANY_FILE_FIELDS = ("drop", "strip", "link")
 
 
 class PruneError(Exception):
@@ -69,10 +72,17 @@ def prune(
         PruneError: The policy contradicts what is there, or nothing was pruned.
         OSError: A file cannot be written; files before it are pruned already.
     """
-    root = _root(paths)
+    root, before = _root(paths), previous or {}
+    names = {os.path.relpath(path, root): path for path, error in _walk(paths) if error is None}
     found, unread = _look(root, paths)
-    _check_policy(found, policy, partial=partial)
-    earlier = {file["path"]: file for file in (previous or {}).get("files", ())}
+    _check_policy(found, names, policy, partial=partial)
+    dropped = drop_files(root, names, policy.drop, progress)
+    names = {name: path for name, path in names.items() if os.path.lexists(path)}
+    pruned = {file["path"]: "pruned" for file in before.get("files", ()) if file["status"] == "pruned"}
+    stripped = strip_files(names, policy.strip, pruned, progress)
+    if dropped or stripped:
+        found, unread = _look(root, paths)
+    earlier = {file["path"]: file for file in before.get("files", ())}
     files = []
     for item in found:
         record = _chained(_one(item, policy), earlier.pop(printable(item.name), None))
@@ -82,6 +92,7 @@ def prune(
             progress(f"{record['status']} {record['path']}: {less} bytes less")
     files += [{**file, "earlier": True} for file in earlier.values() if file["status"] == "deleted"]
     files.sort(key=lambda file: str(file["path"]))
+    linked = link_files({name: path for name, path in names.items() if os.path.lexists(path)}, policy.link)
     keep = [str(target) for target in policy.targets]
     report: dict[str, Any] = {
         "format": FORMAT,
@@ -89,22 +100,43 @@ def prune(
         "keep": keep,
         "files": files,
         "unread": unread,
-        "totals": totals(files),
+        "dropped": _carried(before.get("dropped", ()), dropped),
+        "stripped": _carried(before.get("stripped", ()), stripped),
+        "linked": _carried(before.get("linked", ()), linked),
     }
-    changed = sum(file["status"] in ("pruned", "deleted") and not file["earlier"] for file in files)
+    report["totals"] = totals(files, *(report[name] for name in ("dropped", "stripped", "linked")))
+    changed = len(dropped) + len(linked) + sum(item["status"] == "stripped" for item in stripped)
+    changed += sum(file["status"] in ("pruned", "deleted") and not file["earlier"] for file in files)
     if not changed and not partial:
         raise PruneError(_nothing(files, unread, keep))
     return report
 
 
-def totals(files: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Sums over the files of a report: how many of each status, and bytes."""
+def _carried(before: Iterable[dict[str, Any]], now: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records of earlier runs and of this one, by path."""
+    merged = {item["path"]: item for item in (*before, *now)}
+    return [merged[path] for path in sorted(merged)]
+
+
+def totals(
+    files: Iterable[dict[str, Any]],
+    dropped: Sequence[dict[str, Any]] = (),
+    stripped: Sequence[dict[str, Any]] = (),
+    linked: Sequence[dict[str, Any]] = (),
+) -> dict[str, int]:
+    """Sums over the files of a report: how many of each status, and bytes; symbols and other files apart."""
     count: Counter[str] = Counter(dict.fromkeys(("pruned", "unchanged", "skipped", "deleted"), 0))
     for file in files:
         count[file["status"]] += 1
         for field, value in file.items():
             if field.startswith("bytes_"):
                 count[field] += value
+    count["dropped"] = len(dropped)
+    count["bytes_dropped"] = sum(item["bytes"] for item in dropped)
+    count["stripped"] = sum(item["status"] == "stripped" for item in stripped)
+    count["bytes_stripped"] = sum(item["bytes_before"] - item["bytes_after"] for item in stripped)
+    count["linked"] = len(linked)
+    count["bytes_linked"] = sum(item["bytes"] for item in linked)
     return dict(count)
 
 
@@ -159,16 +191,20 @@ def _walk(paths: Sequence[str]) -> Iterator[tuple[str, OSError | None]]:
             yield path, None
 
 
-def _check_policy(found: Sequence[Found], policy: Policy, *, partial: bool) -> None:
+def _check_policy(found: Sequence[Found], names: Iterable[str], policy: Policy, *, partial: bool) -> None:
     """Everything that can be wrong with the policy is found before the first file changes."""
     if not policy.targets:
         raise PruneError("no target to keep was named")
     for field in PATTERN_FIELDS:
         for pattern in getattr(policy, field):
-            if not partial and not any(matches(item.name, (pattern,)) for item in found):
-                raise PruneError(f"{field} {pattern!r} matches no file with device code: renamed, or gone")
+            any_file = field in ANY_FILE_FIELDS
+            if not partial and not any(
+                matches(name, (pattern,)) for name in (names if any_file else (item.name for item in found))
+            ):
+                what = "file" if any_file else "file with device code"
+                raise PruneError(f"{field} {pattern!r} matches no {what}: renamed, or gone")
     for item in found:
-        if matches(item.name, policy.delete) and _needed(item, policy):
+        if matches(item.name, (*policy.delete, *policy.drop)) and _needed(item, policy):
             raise PruneError(f"{item.name} is to be deleted, but has code that a target can run")
 
 

@@ -31,9 +31,11 @@ PF_WRITE, PF_READ = 2, 4
 _MAX_SEGMENTS = 0xFFFE
 _TABLE_ALIGNMENT = 8
 _IDENT_64_LITTLE = b"\x7fELF\x02\x01\x01"
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
+#: The ELF header; `Header` names its fields.
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+#: A row of the program headers, and one of the section table.
+SEGMENT = struct.Struct("<IIQQQQQQ")
+SECTION = struct.Struct("<IIQQQQIIQQ")
 
 
 class Header(NamedTuple):
@@ -135,12 +137,17 @@ class Shrunk(NamedTuple):
 
     def tables(self) -> tuple[tuple[int, bytes], ...]:
         """The new tables as bytes, each with its offset in the new file."""
-        header = self.layout.header
-        return (
-            (0, _HEADER.pack(*header)),
-            (header.phoff, b"".join(_SEGMENT.pack(*segment) for segment in self.layout.segments)),
-            (header.shoff, b"".join(_SECTION.pack(*section) for section in self.layout.sections)),
-        )
+        return pack_tables(self.layout)
+
+
+def pack_tables(layout: Layout) -> tuple[tuple[int, bytes], ...]:
+    """Header, program headers and section table as bytes, each with its offset in the file."""
+    header = layout.header
+    return (
+        (0, HEADER.pack(*header)),
+        (header.phoff, b"".join(SEGMENT.pack(*segment) for segment in layout.segments)),
+        (header.shoff, b"".join(SECTION.pack(*section) for section in layout.sections)),
+    )
 
 
 def read_layout(span: Span) -> Layout:
@@ -150,20 +157,20 @@ def read_layout(span: Span) -> Layout:
         MalformedError: A table is cut off.
         NotUnderstoodError: It is something else, or its segments are not laid out as loaders want them.
     """
-    header = Header(*span.unpack(_HEADER, 0, "ELF header"))
+    header = Header(*span.unpack(HEADER, 0, "ELF header"))
     if not header.ident.startswith(_IDENT_64_LITTLE) or header.machine not in PAGE_SIZES:
         raise NotUnderstoodError(f"machine {header.machine} is neither x86-64 nor AArch64")
     if header.type != ET_DYN:
         raise NotUnderstoodError("not a shared library")
-    if header.phentsize != _SEGMENT.size or header.shentsize != _SECTION.size or not header.shnum:
+    if header.phentsize != SEGMENT.size or header.shentsize != SECTION.size or not header.shnum:
         raise NotUnderstoodError("its tables have rows of another size, or more rows than their count can say")
-    segments = span.bytes_at(header.phoff, header.phnum * _SEGMENT.size, "program headers")
-    sections = span.bytes_at(header.shoff, header.shnum * _SECTION.size, "section table")
+    segments = span.bytes_at(header.phoff, header.phnum * SEGMENT.size, "program headers")
+    sections = span.bytes_at(header.shoff, header.shnum * SECTION.size, "section table")
     layout = Layout(
         span.end,
         header,
-        tuple(Segment(*row) for row in _SEGMENT.iter_unpack(segments)),
-        tuple(SectionRow(*row) for row in _SECTION.iter_unpack(sections)),
+        tuple(Segment(*row) for row in SEGMENT.iter_unpack(segments)),
+        tuple(SectionRow(*row) for row in SECTION.iter_unpack(sections)),
     )
     _check_segments(layout)
     return layout
@@ -233,8 +240,8 @@ def _check_free(layout: Layout, ranges: Sequence[Range]) -> None:
     header = layout.header
     taken = [
         Range(0, header.ehsize),
-        Range(header.phoff, header.phoff + header.phnum * _SEGMENT.size),
-        Range(header.shoff, header.shoff + header.shnum * _SECTION.size),
+        Range(header.phoff, header.phoff + header.phnum * SEGMENT.size),
+        Range(header.shoff, header.shoff + header.shnum * SECTION.size),
         *(Range(s.offset, s.file_end) for s in layout.segments if s.type != PT_LOAD),
     ]
     holders = [
@@ -290,9 +297,9 @@ def _shrunk(layout: Layout, holes: tuple[Range, ...]) -> Shrunk:
     segments = _with_table(layout, segments, phoff)
     if len(segments) > _MAX_SEGMENTS:
         raise NotUnderstoodError(f"{len(segments)} segments are too many")
-    shoff = phoff + len(segments) * _SEGMENT.size
+    shoff = phoff + len(segments) * SEGMENT.size
     new = header._replace(phoff=phoff, phnum=len(segments), shoff=shoff)
-    return Shrunk(Layout(shoff + len(rows) * _SECTION.size, new, tuple(segments), rows), holes)
+    return Shrunk(Layout(shoff + len(rows) * SECTION.size, new, tuple(segments), rows), holes)
 
 
 def _with_table(layout: Layout, segments: list[Segment], offset: int) -> list[Segment]:
@@ -300,7 +307,7 @@ def _with_table(layout: Layout, segments: list[Segment], offset: int) -> list[Se
 
     The loader would make do with headers that are not mapped, but some programs look for them in memory.
     """
-    size = (len(segments) + 1) * _SEGMENT.size
+    size = (len(segments) + 1) * SEGMENT.size
     end = max(segment.address + segment.memory_size for segment in layout.loads())
     address = -(-end // layout.page) * layout.page + offset % layout.page
     place = {"offset": offset, "address": address, "physical": address, "file_size": size, "memory_size": size}
@@ -341,5 +348,5 @@ def _split(segment: Segment, holes: Sequence[Range], page: int) -> list[Segment]
 def _table_is_last(layout: Layout) -> bool:
     """Whether the section table may give up its place: it is not mapped, and nothing follows."""
     start = layout.header.shoff
-    end = start + len(layout.sections) * _SECTION.size
+    end = start + len(layout.sections) * SECTION.size
     return end == layout.size and not any(s.offset < end and start < s.file_end for s in layout.loads())

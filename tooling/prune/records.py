@@ -77,6 +77,63 @@ class Unread(Record):
     reason: str
 
 
+class DroppedFile(Record):
+    """A file that the stack lists as not needed, and that is gone.
+
+    Attributes:
+        path: Relative to the root of the report.
+        rule: The pattern that it fitted.
+        bytes: Its size.
+        sha256: Of the file as its wheel has it, hex.
+    """
+
+    path: str
+    rule: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class StrippedFile(Record):
+    """A library without symbols and debugging information, or one that kept them, with the reason.
+
+    It comes before the removal of device code: `sha256_after` is then the file that was pruned.
+    """
+
+    path: str
+    status: Literal["stripped", "kept"]
+    reason: str = ""
+    rule: str
+    bytes_before: int = Field(ge=0)
+    bytes_after: int = Field(ge=0)
+    sha256_before: str = Field(pattern=_SHA256)
+    sha256_after: str = Field(pattern=_SHA256)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        changed = self.status == "stripped"
+        if (bool(self.sha256_before), bool(self.sha256_after)) != (changed, changed):
+            raise ValueError(f"{self.path}: the hashes do not fit status {self.status}")
+        if changed == bool(self.reason):
+            raise ValueError(f"{self.path}: kept without a reason, or stripped with one")
+        return self
+
+
+class LinkedFile(Record):
+    """A name whose content is that of another file of its folder, now one file on the disk.
+
+    Attributes:
+        path: Relative to the root of the report.
+        rule: The pattern that it fitted.
+        to: The other name.
+        bytes: Size of the copy that is gone; the content is as it was.
+    """
+
+    path: str
+    rule: str
+    to: str
+    bytes: int = Field(ge=0)
+
+
 class PruneReport(Record):
     """What a pruning did.
 
@@ -85,6 +142,9 @@ class PruneReport(Record):
         keep: Targets, e.g. `12.0`.
         files: Every file with device code, sorted by path.
         unread: What could not be looked at.
+        dropped: Files of any kind that are gone, sorted by path.
+        stripped: Libraries whose symbols are gone, or were to go, sorted by path.
+        linked: Names that share their content with another one, sorted by path.
         totals: Number of files of each status, and sums of the files' byte counts.
     """
 
@@ -93,6 +153,9 @@ class PruneReport(Record):
     keep: tuple[str, ...] = Field(min_length=1)
     files: tuple[PrunedFile, ...]
     unread: tuple[Unread, ...]
+    dropped: tuple[DroppedFile, ...] = ()
+    stripped: tuple[StrippedFile, ...] = ()
+    linked: tuple[LinkedFile, ...] = ()
     totals: dict[str, int]
 
     def with_status(self, status: str) -> tuple[PrunedFile, ...]:
@@ -109,8 +172,16 @@ class PruneReport(Record):
         """
         if found_sha256 == wheel_sha256:
             return True
-        file = next((file for file in self.with_status("pruned") if file.path == path), None)
-        return file is not None and (file.sha256_before, file.sha256_after) == (wheel_sha256, found_sha256)
+        steps = [(one.sha256_before, one.sha256_after) for one in self.stripped if one.path == path]
+        steps += [
+            (one.sha256_before, one.sha256_after) for one in self.with_status("pruned") if one.path == path
+        ]
+        at = wheel_sha256
+        for before, after in steps:
+            if before and before != at:
+                return False
+            at = after or at
+        return bool(steps) and at == found_sha256
 
 
 class PruneRules(Record):
@@ -121,15 +192,22 @@ class PruneRules(Record):
         embedded: Payloads in containers that the library finds on its own are zeroed. Only for libraries that
             were tried: one may check its data.
         delete: The file goes; an error when it has code that a target can run.
-        skip: The file is left as it is.
+        skip: The device code of the file is left as it is.
+        drop: Files of any kind go; an error when they have code that a target can run. The check of contents
+            refuses one that something which stays needs or imports.
+        strip: Libraries lose their symbol tables and debugging information, which no loader maps.
+        link: Equal files of one folder become names of one file.
     """
 
     drop_ptx: dict[str, str] = Field(default_factory=dict)
     embedded: dict[str, str] = Field(default_factory=dict)
     delete: dict[str, str] = Field(default_factory=dict)
     skip: dict[str, str] = Field(default_factory=dict)
+    drop: dict[str, str] = Field(default_factory=dict)
+    strip: dict[str, str] = Field(default_factory=dict)
+    link: dict[str, str] = Field(default_factory=dict)
 
-    @field_validator("drop_ptx", "embedded", "delete", "skip")
+    @field_validator("drop_ptx", "embedded", "delete", "skip", "drop", "strip", "link")
     @classmethod
     def _has_reasons(cls, patterns: dict[str, str]) -> dict[str, str]:
         for pattern, reason in patterns.items():
@@ -146,7 +224,16 @@ class PruneRules(Record):
         parsed = tuple(parse_architecture(target) for target in targets)
         if not parsed:
             raise InputError("no target architecture to keep", fix="name at least one, e.g. sm_120")
-        return Policy(parsed, tuple(self.drop_ptx), tuple(self.embedded), tuple(self.delete), tuple(self.skip))
+        return Policy(
+            parsed,
+            tuple(self.drop_ptx),
+            tuple(self.embedded),
+            tuple(self.delete),
+            tuple(self.skip),
+            tuple(self.drop),
+            tuple(self.strip),
+            tuple(self.link),
+        )
 
 
 def load_prune_rules(path: Path) -> PruneRules:

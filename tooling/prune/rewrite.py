@@ -43,7 +43,7 @@ def rewrite(path: str, name: str, code: DeviceCode, policy: Policy) -> Rewritten
         NotUnderstoodError: It is not as we know them, or the new file is not what it must be; it is untouched.
         OSError: It cannot be read, or the new one not be written.
     """
-    with _mapped(path) as old:
+    with mapped(path) as old:
         plan = make_plan(old, name, code, policy)
         if plan is None:
             return None
@@ -53,11 +53,11 @@ def rewrite(path: str, name: str, code: DeviceCode, policy: Policy) -> Rewritten
         try:
             with open(descriptor, "wb") as file:  # noqa: PTH123
                 write(file, old, plan)
-            with _mapped(temporary) as new:
+            with mapped(temporary) as new:
                 verify(old, new, plan)
-                after = _sha256(new)
-            before = _sha256(old)
-            _take_over(path, temporary)
+                after = sha256(new)
+            before = sha256(old)
+            take_over(path, temporary)
             os.replace(temporary, path)  # noqa: PTH105
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -75,15 +75,15 @@ def write(file: IO[bytes], old: Span, plan: Plan) -> None:
         file.truncate(plan.new_size)
         at = 0
         for change in plan.replacements(data):
-            _copy(file, data, at, change.start, plan.moved(at))
+            copy(file, data, at, change.start, plan.moved(at))
             file.seek(plan.moved(change.start))
             for part in change.parts:
                 if isinstance(part, bytes):
                     file.write(part)
                 else:
-                    _copy(file, data, part.start, part.end, file.tell())
+                    copy(file, data, part.start, part.end, file.tell())
             at = change.end
-        _copy(file, data, at, old.end, plan.moved(at))
+        copy(file, data, at, old.end, plan.moved(at))
         for offset, table in plan.shrunk.tables() if plan.shrunk else ():
             file.seek(offset)
             file.write(table)
@@ -91,14 +91,16 @@ def write(file: IO[bytes], old: Span, plan: Plan) -> None:
         data.release()
 
 
-def _copy(file: IO[bytes], data: memoryview, start: int, end: int, place: int) -> None:
+def copy(file: IO[bytes], data: memoryview, start: int, end: int, place: int) -> None:
+    """Copy bytes `start` to `end` to a place of another file."""
     file.seek(place)
     for at in range(start, end, _PIECE):
         file.write(data[at : min(at + _PIECE, end)])
 
 
 @contextlib.contextmanager
-def _mapped(path: str) -> Iterator[Span]:
+def mapped(path: str) -> Iterator[Span]:
+    """A file's bytes without reading them all; never through a symbolic link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         with contextlib.closing(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) as data:
@@ -107,14 +109,15 @@ def _mapped(path: str) -> Iterator[Span]:
         os.close(descriptor)
 
 
-def _sha256(span: Span) -> str:
+def sha256(span: Span) -> str:
+    """Of a whole file, hex."""
     digest = hashlib.sha256()
     for at in range(span.start, span.end, _PIECE):
         digest.update(span.data[at : min(at + _PIECE, span.end)])
     return digest.hexdigest()
 
 
-def _take_over(path: str, temporary: str) -> None:
+def take_over(path: str, temporary: str) -> None:
     """Give the new file the owner, mode, times and extended attributes of the old one."""
     status = os.stat(path)  # noqa: PTH116
     if os.geteuid() == 0:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tooling.census.reader.scan import matches
 from tooling.errors import CheckError, InputError
-from tooling.prune.inplace import PATTERN_FIELDS, PruneError, load_report, prune, save_report
+from tooling.prune.inplace import ANY_FILE_FIELDS, PATTERN_FIELDS, PruneError, load_report, prune, save_report
 from tooling.prune.records import PruneReport, PruneRules
 
 if TYPE_CHECKING:
@@ -70,13 +70,26 @@ def check_whole(report: PruneReport, rules: PruneRules) -> None:
     Raises:
         CheckError: Nothing was pruned, or the file of a rule is not there.
     """
-    if not report.with_status("pruned") and not report.with_status("deleted"):
+    changed = [*report.with_status("pruned"), *report.with_status("deleted"), *report.dropped, *report.linked]
+    changed += [file for file in report.stripped if file.status == "stripped"]
+    if not changed:
         raise CheckError("nothing was pruned in the whole image", where=report.root)
+    # A file that fits two patterns counts for the first: each has to have one of its own.
+    used = {
+        "drop": {file.rule for file in report.dropped},
+        "strip": {file.rule for file in report.stripped},
+        "link": {file.rule for file in report.linked},
+    }
     for field in PATTERN_FIELDS:
         for pattern in getattr(rules, field):
-            if not any(matches(file.path, (pattern,)) for file in report.files):
+            if field in ANY_FILE_FIELDS:
+                what, found = "file", pattern in used[field]
+            else:
+                what = "file with device code"
+                found = any(matches(file.path, (pattern,)) for file in report.files)
+            if not found:
                 raise CheckError(
-                    f"{field} {pattern!r} matches no file with device code",
+                    f"{field} {pattern!r} matches no {what}",
                     where=report.root,
                     fix="correct the prune rules of the stack",
                 )

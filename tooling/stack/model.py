@@ -234,6 +234,8 @@ class Kernels(Record):
         architecture: The one architecture that they are compiled for, e.g. `12.0a`. The environment must say
             the same to the engine, which would otherwise ignore them and compile again.
         modules: Their names, each compiled in a step of its own.
+        optional: Modules that the image does not have and that `compile-kernels` compiles on their own. It
+            keeps them, so that moving a name to `modules` compiles nothing again.
         native: Modules of `local_packages` that are compiled from sources of this repository, with the
             architecture of each, e.g. `12.0f`, which 12.1 runs too.
         spill_bytes: Most bytes that one kernel may spill, stores and loads each.
@@ -244,6 +246,7 @@ class Kernels(Record):
     source: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")] = "flashinfer.jit.comm"
     architecture: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$")]
     modules: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], ...] = Field(min_length=1)
+    optional: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], ...] = ()
     native: dict[
         Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")],
         Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$")],
@@ -260,12 +263,12 @@ class Kernels(Record):
         """What one of them is compiled for."""
         return self.native.get(module, self.architecture)
 
-    @field_validator("modules")
-    @classmethod
-    def _named_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) != len(value):
+    @model_validator(mode="after")
+    def _named_once(self) -> Kernels:
+        names = (*self.modules, *self.optional, *self.native)
+        if len(set(names)) != len(names):
             raise ValueError("a module is listed twice")
-        return value
+        return self
 
 
 LocalPackage = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
