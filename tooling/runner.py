@@ -72,11 +72,19 @@ def stream(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    grace_s: float = TERMINATE_GRACE_S,
 ) -> int:
     """Run a program and hand over each line of its stdout and stderr as it comes.
 
     The child runs in a process group of its own. When we are interrupted it is terminated, waited for, and the
     interruption goes on, so that nothing keeps running behind the user's back.
+
+    Args:
+        argv: Program and arguments; no shell is involved.
+        on_line: Told each line.
+        cwd: Working directory.
+        env: Variables set on top of this process's own.
+        grace_s: What it gets to clean up after itself, when it has to be stopped.
 
     Returns:
         The exit code of the program.
@@ -104,7 +112,7 @@ def stream(
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
         try:
-            child.wait(TERMINATE_GRACE_S)
+            child.wait(grace_s)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()

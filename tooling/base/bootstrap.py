@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from tooling.base.packages import DPKG_FORMAT, BaseLock, drift, parse_base_lock,
 from tooling.base.sources import INDEXTARGETS_ARGV, sources_for
 from tooling.dockerhost.containers import run_once
 from tooling.dockerhost.daemon import why_not_here
-from tooling.errors import EngineError, InputError
+from tooling.errors import CommandError, EngineError, InputError
 from tooling.records import Record, sha256_of, sha256_of_file
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ REPOSITORY = "blackwell-stacks/base"
 LABEL = "org.blackwell-stacks.base"
 #: The account that runs the engine inside the image.
 USER, USER_ID = "engine", 10001
+#: How mmdebstrap begins a line of progress; seconds that it gets to unmount and remove what it made.
+_PROGRESS, _CLEAN_UP_S = "I: ", 60.0
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _DEBIAN_ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 _HOOKS = (
@@ -166,7 +170,7 @@ def bootstrap_base(stack: Stack, epoch: int, client: docker.DockerClient, say: C
     with tempfile.TemporaryDirectory(prefix="blackwell-stacks-base-") as directory:
         tar = Path(directory) / "base.tar"
         argv = mmdebstrap_argv(bootstrap, stack.platform.architecture, sources, tar)
-        runner.run(argv, env={"SOURCE_DATE_EPOCH": str(epoch)})
+        _run_mmdebstrap(argv, epoch, say)
         digest = sha256_of_file(tar)
         tag = f"{bootstrap.suite}-{digest[:12]}"
         labels = {
@@ -182,6 +186,28 @@ def bootstrap_base(stack: Stack, epoch: int, client: docker.DockerClient, say: C
             changes=[f'LABEL {LABEL}.{key}="{value}"' for key, value in labels.items()],
         )
     return f"{REPOSITORY}:{tag}"
+
+
+def _run_mmdebstrap(argv: list[str], epoch: int, say: Callable[[str], None]) -> None:
+    """Run it with its progress; interrupted, it takes its mounts away itself before this goes on.
+
+    Raises:
+        CommandError: It failed.
+    """
+    tail: deque[str] = deque(maxlen=runner.TAIL_LINES)
+
+    def hear(line: str) -> None:
+        tail.append(line)
+        if line.startswith(_PROGRESS):
+            say(f"base: {line.removeprefix(_PROGRESS)}")
+
+    # With /dev and /proc of this machine mounted below it, what it leaves must not be left to a SIGKILL.
+    code = runner.stream(argv, hear, env={"SOURCE_DATE_EPOCH": str(epoch)}, grace_s=_CLEAN_UP_S)
+    if code:
+        raise CommandError(
+            f"mmdebstrap failed with exit code {code}", where=shlex.join(argv), details=list(tail),
+            fix="read its last lines; a package that is no longer on the mirror needs a new lock",
+        )  # fmt: skip
 
 
 def describe_base(client: docker.DockerClient, reference: str, epoch: int) -> BaseImage:

@@ -75,6 +75,7 @@ def test_a_rollback_whose_program_is_killed(lines: list[Line], v2: Image):
         line.assert_right("v1" if SWAP.index(steps[line.group]) >= COMMITTED else "v2")
 
 
+@pytest.mark.long
 def test_the_way_back_and_the_reconciliation_die_too(deck: Deck, lines: list[Line], v2: Image):
     some = lines[: len(REVERT) + len(RECONCILE)]
     before = {line.group: line.version() for line in some}

@@ -61,6 +61,7 @@ def test_a_fault_at_any_request_is_survived(bench: Bench, proxied: tuple[str, Pl
     assert verify(bench.repository, done.name, TRUST, now=NOW).status is Status.QUALIFIED
 
 
+@pytest.mark.long
 def test_a_registry_that_fails_for_good_at_any_request_never_leaves_half_a_release(
     fresh: Callable[[], Repository], proxied: tuple[str, Plan], plan: Plan, tmp_path: Path
 ):
