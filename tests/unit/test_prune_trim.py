@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tests.programs import require_program
 from tests.unit.prune_samples import CONTAINERS, build_library
+from tooling import console
 from tooling.census.reader.span import Span
 from tooling.census.take import census
 from tooling.cli import app
@@ -314,7 +315,8 @@ def test_the_report_of_the_layers_before_is_carried_on(tree: Path, tmp_path: Pat
 def test_the_command_shows_what_left_besides_device_code(
     tree: Path, linked: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("COLUMNS", "240")
+    # Whatever this run's own terminal is.
+    monkeypatch.setattr(console.out, "_width", 240)
     (tree / "alpha" / "libtotal.so").write_bytes(linked)
     (tree / "beta" / "libtotal.so").write_bytes(linked + b"more")
     rules = tmp_path / "rules.yaml"
