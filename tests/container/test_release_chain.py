@@ -243,7 +243,7 @@ def test_the_gpu_stack_is_refused_before_anything_is_done(tmp_path: Path):
     assert error["kind"] == "ReleaseRefusedError"
     missing = [line for line in error["details"] if line.startswith("[missing]")]
     assert {line.split()[1].split(":")[1].partition("@")[0] for line in missing} == {
-        "correctness", "engine-kits", "log-triage", "throughput",
+        "probe", "correctness", "engine-kits", "log-triage", "throughput",
     }  # fmt: skip
     assert any("blackwell-stacks attest cu130" in line for line in error["details"])
     # Neither a key nor a registry was made for it.
