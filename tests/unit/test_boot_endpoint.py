@@ -78,10 +78,19 @@ def echo(path: str, body: Any) -> Reply:
     return chat(body["messages"][0]["content"])(path, body)
 
 
+def sums_only(path: str, body: Any) -> Reply:
+    """A sound model that has nothing to say to a word that it never saw; a cache of requests has no answer."""
+    if path == "/v1/models":
+        return 200, {"data": [{"id": "m"}]}
+    assert len(body["user"]) == 8
+    return chat("391" if "17*23" in body["messages"][0]["content"] else "")(path, body)
+
+
 @pytest.mark.parametrize(
     ("reply", "state"),
     [
         (echo, ProbeState.READY),
+        (sums_only, ProbeState.READY),
         (chat(None, reasoning_content="hm"), ProbeState.READY),
         (chat(None, reasoning="hm"), ProbeState.READY),
         (chat(""), ProbeState.EMPTY),

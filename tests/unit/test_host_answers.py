@@ -144,6 +144,10 @@ def test_empty_answers_are_believed_after_a_few(server):
     server.answers["/v1/chat/completions"] = (200, chat(""))
     with pytest.raises(CheckError, match="3 completions in a row had no text"):
         wait_ready(base(server), HEALTH, lambda: None)
+    # Not three times the same: a sound model may have nothing to say to one of them.
+    asked = [request["messages"][0]["content"] for request in server.asked]
+    assert [question.startswith("Repeat") for question in asked] == [True, False, True]
+    assert asked[1] == "What is 17*23?"
 
 
 def test_a_reasoning_model_is_ready_when_it_thinks(server):

@@ -15,6 +15,9 @@ from tooling.records import Record
 _CONNECT_S = 3.0
 #: Tokens asked of the first answer; some tokenizers need a few for one visible character.
 _ANSWER_TOKENS = 16
+#: What is asked before a random word, and what is asked when there was no text. The second one's request holds
+#: the word, too (`user`), so that nobody who keeps answers by their request has one for it.
+_REPEAT, _OTHER = "Repeat this word and nothing else: ", "What is 17*23?"
 
 
 class Patience(Record):
@@ -41,7 +44,7 @@ class Answer(Record):
     """One completion.
 
     Attributes:
-        nonce: Random word in the prompt, so that no cache can answer.
+        nonce: Random word in the request, so that no cache can answer.
         model: Model that was asked.
         text: What came back, reasoning included.
         completion_tokens: As the server counts.
@@ -105,10 +108,18 @@ def probe(url: str, *, model: str = "", answer_s: float) -> Probe:
 
 
 def ask(url: str, model: str, *, answer_s: float) -> Probe:
-    """One completion with a nonce in its prompt; plain completions where chat is refused."""
+    """One completion that no cache can have; plain completions where chat is refused.
+
+    A sound model may end its answer to one question at once, above all a tiny one that never saw the word. Only
+    one that has no text for the other question either is empty.
+    """
     nonce = secrets.token_hex(4)
-    prompt = f"Repeat this word and nothing else: {nonce}"
-    common = {"model": model, "max_tokens": _ANSWER_TOKENS, "temperature": 0}
+    found = _ask(url, model, f"{_REPEAT}{nonce}", nonce, answer_s)
+    return _ask(url, model, _OTHER, nonce, answer_s) if found.state is ProbeState.EMPTY else found
+
+
+def _ask(url: str, model: str, prompt: str, nonce: str, answer_s: float) -> Probe:
+    common = {"model": model, "max_tokens": _ANSWER_TOKENS, "temperature": 0, "user": nonce}
     requests_to_try = (
         ("/v1/chat/completions", {**common, "messages": [{"role": "user", "content": prompt}]}),
         ("/v1/completions", {**common, "prompt": prompt}),
