@@ -14,7 +14,7 @@ from tooling import console
 from tooling.errors import InputError
 from tooling.gates.records import Verdict
 from tooling.paths import checkout
-from tooling.probe.collect import collect, run_probe, with_host_facts
+from tooling.probe.collect import WORKSPACE_MIB, collect, run_probe, with_host_facts
 from tooling.probe.fit import GIB, Fit, FitRequest, FitVerdict, fit
 from tooling.probe.judge import has_gpu
 from tooling.probe.model import ModelNeeds, read_model
@@ -64,7 +64,9 @@ def probe(
     stack: Annotated[str, typer.Argument(help="Name of the stack whose image looks.")] = "",
     *,
     image: Annotated[str, typer.Option(help="Image to use; by default the stack's last build.")] = "",
-    workspace_mib: Annotated[int, typer.Option(help="Size of the engine's workspace, MiB.", min=1)] = 512,
+    workspace_mib: Annotated[
+        int, typer.Option(help="Size of the engine's workspace, MiB.", min=1)
+    ] = WORKSPACE_MIB,
     multicast_create: Annotated[
         bool, typer.Option(help="Really create a multicast object; it can disable a shared host's GPUs.")
     ] = False,

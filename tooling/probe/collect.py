@@ -24,6 +24,8 @@ COLLECT_LIMIT_S, PROBE_LIMIT_S, CONNECT_LIMIT_S = 240.0, 1800.0, 15
 #: Exit codes of collector and probe that come with a document.
 WITH_DOCUMENT = {0, 1, 3}
 _SSH_FAILED, _NOT_FOUND, _DOCKER_FAILED = 255, 127, 125
+#: What the engines take for their workspace; the memory ladder tries it as one piece. MiB.
+WORKSPACE_MIB = 512
 #: NCCL pins host memory. A host that is a container itself may not be able to grant it.
 MEMLOCK = ("--ulimit", "memlock=-1")
 _NOT_GRANTED = re.compile(r"error setting rlimit.*operation not permitted", re.IGNORECASE)

@@ -15,7 +15,7 @@ from tooling.prune.plan import Plan, make_plan
 from tooling.prune.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tooling.census.reader.files import DeviceCode
     from tooling.prune.containers import Policy
@@ -47,25 +47,45 @@ def rewrite(path: str, name: str, code: DeviceCode, policy: Policy) -> Rewritten
         plan = make_plan(old, name, code, policy)
         if plan is None:
             return None
-        folder = os.path.dirname(path) or "."  # noqa: PTH120  # pathlib takes long to import
-        times = os.stat(folder)  # noqa: PTH116
-        descriptor, temporary = tempfile.mkstemp(prefix=".pruning-", dir=folder)
-        try:
-            with open(descriptor, "wb") as file:  # noqa: PTH123
-                write(file, old, plan)
-            with mapped(temporary) as new:
-                verify(old, new, plan)
-                after = sha256(new)
-            before = sha256(old)
-            take_over(path, temporary)
-            os.replace(temporary, path)  # noqa: PTH105
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)  # noqa: PTH108
-            raise
-        finally:
-            os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
+        before, after = replace_file(
+            path, old, lambda file: write(file, old, plan), lambda new: verify(old, new, plan)
+        )
         return Rewritten(plan, before, after)
+
+
+def replace_file(
+    path: str, old: Span, write_new: Callable[[IO[bytes]], None], verify_new: Callable[[Span], None]
+) -> tuple[str, str]:
+    """Put a new file in the place of an old one, once it has been read anew and found right.
+
+    Args:
+        path: The file.
+        old: Its content.
+        write_new: Writes the new content.
+        verify_new: Raises when the new file is not what it must be; the old one is untouched then.
+
+    Returns:
+        SHA-256 of the old and of the new content.
+    """
+    folder = os.path.dirname(path) or "."  # noqa: PTH120  # pathlib takes long to import
+    times = os.stat(folder)  # noqa: PTH116
+    descriptor, temporary = tempfile.mkstemp(prefix=".pruning-", dir=folder)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123
+            write_new(file)
+        with mapped(temporary) as new:
+            verify_new(new)
+            after = sha256(new)
+        before = sha256(old)
+        take_over(path, temporary)
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+    finally:
+        os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return before, after
 
 
 def write(file: IO[bytes], old: Span, plan: Plan) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import tempfile
 from typing import IO, TYPE_CHECKING, Any
 
 from tooling.census.reader import elf
@@ -13,7 +11,7 @@ from tooling.census.reader.scan import is_text_name, matches, printable
 from tooling.census.reader.span import MalformedError
 from tooling.prune.layout import ET_DYN, HEADER, PAGE_SIZES, pack_tables
 from tooling.prune.refusal import NotUnderstoodError
-from tooling.prune.rewrite import copy, mapped, sha256, take_over
+from tooling.prune.rewrite import copy, mapped, replace_file, sha256
 from tooling.prune.symbols import Strip, plan_strip, verify_strip
 
 if TYPE_CHECKING:
@@ -172,24 +170,9 @@ def _strip(path: str, earlier: str) -> tuple[Strip, str, str] | None:
             return None
         if earlier:
             raise NotUnderstoodError(f"it was {earlier} before, and symbols go first")
-        folder = os.path.dirname(path) or "."  # noqa: PTH120
-        times = os.stat(folder)  # noqa: PTH116
-        descriptor, temporary = tempfile.mkstemp(prefix=".stripping-", dir=folder)
-        try:
-            with open(descriptor, "wb") as file:  # noqa: PTH123
-                write_stripped(file, old, plan)
-            with mapped(temporary) as new:
-                verify_strip(old, new, plan)
-                after = sha256(new)
-            before = sha256(old)
-            take_over(path, temporary)
-            os.replace(temporary, path)  # noqa: PTH105
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)  # noqa: PTH108
-            raise
-        finally:
-            os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
+        before, after = replace_file(
+            path, old, lambda file: write_stripped(file, old, plan), lambda new: verify_strip(old, new, plan)
+        )
         return plan, before, after
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tooling import console
 from tooling.gates.records import Evidence
-from tooling.probe.collect import collect, run_probe, with_host_facts
+from tooling.probe.collect import WORKSPACE_MIB, collect, run_probe, with_host_facts
 from tooling.probe.parse import read_document
 from tooling.probe.report import judge
 from tooling.records import sha256_of_file
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tooling.gates.records import GateResult
-
-#: What the engines take for their workspace; the memory ladder tries it as one piece. MiB.
-_WORKSPACE_MIB = 512
 
 
 def probe_gate(image: str, evidence: Path) -> GateResult:
@@ -35,7 +32,7 @@ def probe_gate(image: str, evidence: Path) -> GateResult:
         CommandError: The probe gave no document.
     """
     outside = collect()
-    inside = run_probe(image, ["--workspace-mib", str(_WORKSPACE_MIB)], console.say)
+    inside = run_probe(image, ["--workspace-mib", str(WORKSPACE_MIB)], console.say)
     report = judge(read_document(with_host_facts(inside, outside), where=image))
     path = evidence / "probe.json"
     path.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
