@@ -28,8 +28,7 @@ def unpacked(suite: str, packages: Sequence[str]) -> Path:
     kept = folder / "+".join(sorted(packages))
     if kept.is_dir():
         return kept
-    listed = subprocess.run(INDEXTARGETS_ARGV, check=True, capture_output=True, text=True).stdout
-    sources = [line for line in sources_for(suite, listed.splitlines(), KEYRING) if line.split()[-2] == suite]
+    sources = [line for line in mirrors(suite) if line.split()[-2] == suite]
     assert sources, f"this machine's apt has no mirror that suite {suite} could come from"
     apt = _apt(folder / "apt", sources)
     subprocess.run(["apt-get", *apt, "-q", "update"], check=True, stdout=subprocess.DEVNULL)
@@ -49,6 +48,12 @@ def unpacked(suite: str, packages: Sequence[str]) -> Path:
     shutil.rmtree(fresh / "packages")
     fresh.rename(kept)
     return kept
+
+
+def mirrors(suite: str) -> list[str]:
+    """Sources of a suite and its pockets, from the mirror that this machine uses for its own."""
+    listed = subprocess.run(INDEXTARGETS_ARGV, check=True, capture_output=True, text=True).stdout
+    return sources_for(suite, listed.splitlines(), KEYRING)
 
 
 def _apt(folder: Path, sources: Sequence[str]) -> list[str]:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.container.host.deck import HERE, Line
-from tests.debian_suite import CACHE, KEYRING
+from tests.debian_suite import CACHE, mirrors
 from tests.programs import require_program
-from tooling.base.sources import INDEXTARGETS_ARGV, sources_for
 from tooling.host.faults import VARIABLE as FAULT
 
 if TYPE_CHECKING:
@@ -47,12 +46,10 @@ def root_tar() -> Path:
     kept = CACHE / "debian" / f"box-{SUITE}.tar"
     if kept.is_file():
         return kept
-    listed = subprocess.run(INDEXTARGETS_ARGV, check=True, capture_output=True, text=True).stdout
-    sources = sources_for(SUITE, listed.splitlines(), KEYRING)
     kept.parent.mkdir(parents=True, exist_ok=True)
     fresh = kept.with_suffix(".new.tar")
     program = require_program("mmdebstrap", "mmdebstrap")
-    command = [program, "--variant=apt", f"--include={','.join(PACKAGES)}", SUITE, str(fresh), *sources]
+    command = [program, "--variant=apt", f"--include={','.join(PACKAGES)}", SUITE, str(fresh), *mirrors(SUITE)]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     fresh.rename(kept)
     return kept
