@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from tooling.triage import LogTriage, Outcome, TriageReport, triage
+from tooling.triage.log import _LOADED
 from tooling.triage.reader import parse_line, parse_stamp, read_chunks, split_chunks
+from tooling.triage.signatures import load_signatures
 
 _CASES = Path(__file__).parents[1] / "cases"
 CASES = sorted(path for kind in ("log", "boot") for path in _CASES.glob(f"{kind}-*.yaml"))
@@ -293,6 +295,24 @@ def test_an_engine_that_starts_again_within_one_boot_failed_before():
     report = triage(lines, one_boot=True)
     assert report.outcome is Outcome.FAIL
     assert report.restarts == 1
+
+
+def test_what_an_engine_chooses_before_its_start_line_is_no_earlier_start():
+    lines = [
+        "[2026-11-30 04:41:31] Auto-enabling FlashInfer AllReduce Fusion on SM90/SM10X for Glm4MoeForCausalLM",
+        "[2026-11-30 04:41:31] Attention backend not specified. Use triton backend by default.",
+        "[2026-11-30 04:41:31] Use flashinfer_cutlass as MoE runner backend on SM110/SM120",
+        "[2026-11-30 04:41:35] server_args=ServerArgs(model_path='/models/m')",
+        "[2026-11-30 04:42:05 TP0] Load weight begin. avail mem=138.99 GB",
+    ]
+    report = triage(lines, engine="sglang", version="0.5.16", one_boot=True)
+    assert (report.restarts, report.root) == (0, None)
+    again = triage([*lines, *lines], engine="sglang", version="0.5.16", one_boot=True)
+    assert (again.restarts, again.outcome) == (1, Outcome.FAIL)
+
+
+def test_the_steps_of_a_start_are_signatures():
+    assert {signature.id for signature in load_signatures()} >= _LOADED
 
 
 def test_a_dry_boot_does_not_miss_the_gpu():

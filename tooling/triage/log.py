@@ -26,6 +26,10 @@ _CACHED_MESSAGES = 512
 _INTRODUCTION_LINES = 2000
 _DIGITS = re.compile(r"\d+")
 _START, _READY = "engine-start", "engine-says-ready"
+#: Progress that follows the start line. What an engine chooses by itself (backends, fusions) stands before it.
+_LOADED = frozenset(
+    {"weights-begin", "weights-end", "kv-cache-allocated", "graph-capture-begin", _READY, "engine-answered"}
+)
 _VERSIONS = (
     ("vllm", re.compile(r"vLLM API server version v?(\d[\w.]*)|Initializing a V\d LLM engine \(v(\d[\w.]*)\)")),
     ("sglang", re.compile(r"\bsglang(?:==|[ -]v?)(\d+\.\d[\w.]*)()")),
@@ -260,7 +264,7 @@ class LogTriage:
         life = self._life
         if signature.id == _READY and not life.ready_at:
             life.ready_at = line.number
-        if (signature.role is Role.PROGRESS and signature.id != _START) or signature.role is Role.SYMPTOM:
+        if signature.id in _LOADED or signature.role is Role.SYMPTOM:
             life.moved = True
         return _note_into(life.findings, line, signature, values)
 

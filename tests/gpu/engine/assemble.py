@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ PART_NAME = "environment.tar.xz"
 #: Where the load client is looked for below the carried folder, used as XDG_CACHE_HOME there.
 CACHE = "cache"
 SITE = "site"
+#: This project's compiled kernels.
+KERNELS = "libblackwell_kernels.so"
 #: Compressed groups of earlier runs.
 STREAMS = ROOT / "build" / "gpu-engine-streams"
 #: Bytes from which a package is a group of its own.
@@ -171,6 +174,25 @@ def add_load_client(folder: Path, facts: Facts, scratch: Path) -> None:
     shutil.copyfile(verified(scratch / pin.folder / extension.file, extension), kept)
 
 
+def add_kernels(site: Path, library: Path | None, keep: str) -> None:
+    """This project's kernels, laid out as the image has them; compiled here unless a library is given."""
+    images = ROOT / "images"
+    with tempfile.TemporaryDirectory() as scratch:
+        compiled = Path(scratch) / "compiled" / KERNELS
+        compiled.parent.mkdir()
+        if library:
+            shutil.copyfile(library, compiled)
+        else:
+            target = f"{keep.removeprefix('sm_')}a"
+            program = str(images / "kernels" / "build_native.py")
+            run([sys.executable, program, "--architectures", target, "--out", str(compiled)])
+        program = str(images / "packaging" / "install_package.py")
+        command = [sys.executable, program, str(images / "kernels"), "/site", scratch, str(compiled.parent)]
+        run(command, env={"EPOCH": "0"})
+        for made in (Path(scratch) / "site").iterdir():
+            shutil.move(made, site / made.name)
+
+
 def prune(site: Path, keep: str) -> int:
     """Cut device code for other GPUs away; returns the bytes that went."""
     report = site.parent / "pruned.json"
@@ -268,13 +290,14 @@ def split(streams: Sequence[Path], out: Path, part_bytes: int) -> list[Path]:
     return parts
 
 
-def assemble(out: Path, facts: Facts, present: Sequence[str]) -> Assembled:
+def assemble(out: Path, facts: Facts, present: Sequence[str], library: Path | None = None) -> Assembled:
     """Everything, from the lock to the parts.
 
     Args:
         out: Folder for the parts; emptied first.
         facts: What is carried.
         present: Distributions that the machine has.
+        library: This project's kernels, compiled.
     """
     shutil.rmtree(out, ignore_errors=True)
     work = out / "work"
@@ -287,6 +310,7 @@ def assemble(out: Path, facts: Facts, present: Sequence[str]) -> Assembled:
     run(unpack_command(facts, lock, site))
     drop(site, facts.drop)
     add_stubs(site, facts.stubs)
+    add_kernels(site, library, facts.keep)
     pruned = prune(site, facts.keep)
     strip(site)
     add_load_client(work, facts, work / "client")
@@ -321,6 +345,7 @@ def main() -> None:
     parser.add_argument(
         "--present", type=Path, default=MACHINE, help="names of what the machine has, one a line"
     )
+    parser.add_argument("--kernels", type=Path, help=f"{KERNELS}, compiled; without it nvcc is needed")
     options = parser.parse_args()
     facts = load_facts()
     if options.lock:
@@ -332,7 +357,7 @@ def main() -> None:
             source.unlink()
         return
     present = [line for line in options.present.read_text(encoding="utf-8").split("\n") if line[:1] != "#"]
-    record = assemble(options.out, facts, [name.strip() for name in present if name.strip()])
+    record = assemble(options.out, facts, [name.strip() for name in present if name.strip()], options.kernels)
     console.print_json(record)
 
 

@@ -7,13 +7,15 @@ import subprocess
 import sys
 import sysconfig
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.gpu.engine.assemble import ROOT
+from tests.gpu.engine.assemble import ROOT, load_facts
 from tests.gpu.engine.comparing import compare_boots, difference, greedy, spreads
 from tests.gpu.engine.machine import free_gib
 from tests.gpu.engine.process import TINY, Spec
 from tests.gpu.engine.stages import A, failures, joules_per_token, watts
+from tests.gpu.prune_compare import make_pruned
 from tests.models.damage import damage_gguf, damage_safetensors
 from tooling.errors import ToolkitError
 from tooling.gates.correctness import Endpoint, Tier, load_profile, run_correctness
@@ -28,8 +30,6 @@ from tooling.triage.gate import triage_gate
 from tooling.verify.boots import server_info
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.gpu.engine.stages import Context, Findings
 
 #: The healthy engine of this part: it starts with the caches of the first one, so nothing is left to compile.
@@ -73,6 +73,12 @@ def damaged(kind: str, folder: Path) -> Path:
     return place
 
 
+def flashinfer_engines() -> tuple[Spec, ...]:
+    """The second configuration, three boots of it."""
+    changes = {"attention-backend": "flashinfer"}
+    return tuple(Spec(name=name, changes=changes, home="flashinfer") for name in FLASHINFER)
+
+
 def prepare(context: Context, found: Findings) -> None:
     """Start everything that this part needs, side by side; the warm engine is watched from its first moment."""
     started = now()
@@ -102,10 +108,7 @@ def prepare(context: Context, found: Findings) -> None:
                 },
                 home="shared",
             ),
-            *(
-                Spec(name=name, changes={"attention-backend": "flashinfer"}, home="flashinfer")
-                for name in FLASHINFER
-            ),
+            *flashinfer_engines(),
         )
         warm.attach(context.work / "boots").close()
         watch.serving()
@@ -208,6 +211,7 @@ def spinning(context: Context, found: Findings) -> None:
 def flashinfer(context: Context, found: Findings) -> None:
     """FlashInfer's kernels as a second configuration against Triton's, by the verdict rule."""
     started = time.monotonic()
+    context.fleet.start(*flashinfer_engines())
     for name in FLASHINFER:
         context.fleet[name].attach(context.work / "boots").close()
     found.figures |= {f"{name} ready_s": context.fleet[name].ready_after_s for name in FLASHINFER}
@@ -261,27 +265,40 @@ def held(context: Context, found: Findings) -> None:
 
 
 def pruned(context: Context, found: Findings) -> None:
-    """The pruned torch: an engine on it gives the same answers to the bit."""
+    """An engine on the pruned torch gives the same answers to the bit, as fast as equal boots are."""
     place = context.work / "pruned"
-    command = [sys.executable, str(ROOT / "tests" / "gpu" / "prune_compare.py"), sysconfig.get_path("purelib")]
-    command += ["--make", str(place), "--toolkit", str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PRUNE_LIMIT_S)
-    (context.out / "prune-compare.json").write_text(done.stdout, encoding="utf-8")
-    found.expect("torch computes the same when pruned", done.returncode == 0, done.stderr.strip()[-300:])
+    site = Path(sysconfig.get_path("purelib"))
+    totals = make_pruned(site, place, ROOT, load_facts().keep)
+    found.figures |= {f"pruned, {name}": float(totals[name]) for name in ("bytes_before", "bytes_after")}
+    base = WARM if WARM in context.fleet else A[0]
     context.fleet.start(Spec(name="pruned", home=A[0], before=(str(place),)))
     engine = context.fleet["pruned"]
     engine.attach(context.work / "boots").close()
-    texts, apart = difference(greedy(context.fleet[WARM].url), greedy(engine.url))
+    whole = greedy(context.fleet[base].url)
+    _, again = difference(whole, greedy(context.fleet[base].url))
+    found.expect("the whole one repeats itself", again == 0.0, f"largest difference {again:.3g}")
+    texts, apart = difference(whole, greedy(engine.url))
     found.expect("the same answers", texts, texts)
     found.expect("the same log-probabilities", apart == 0.0, f"largest difference {apart:.3g}")
     maps = _mapped(engine.process.pid, str(place))
     found.expect("the engine has mapped the pruned libraries", maps > 0, f"{maps} files")
-    gate, measured = context.measure("pruned", healthy_w=watts(context.healthy[WARM]))
-    found.gates["pruned"], found.throughput["pruned"] = gate, measured
+    measured = {}
+    for name in (base, "pruned", "pruned again", f"{base} again"):
+        gate, measured[name] = context.measure(name.removesuffix(" again"))
+        found.gates[f"pruned: {name}"], found.throughput[f"pruned: {name}"] = gate, measured[name]
     for metric, comparison in compare_boots(
-        {**context.healthy, "pruned": measured}, (WARM,), ("pruned",)
+        measured, (base, f"{base} again"), ("pruned", "pruned again")
     ).items():
-        found.notes.append(f"pruned against whole, {metric}: {comparison.seen}")
+        found.notes.append(f"pruned against whole, {metric}: {comparison.verdict}: {comparison.seen}")
+
+
+def pruned_torch(context: Context, found: Findings) -> None:
+    """Torch computes the same to the bit when pruned."""
+    command = [sys.executable, str(ROOT / "tests" / "gpu" / "prune_compare.py"), sysconfig.get_path("purelib")]
+    command += ["--make", str(context.work / "pruned-torch"), "--toolkit", str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PRUNE_LIMIT_S)
+    (context.out / "prune-compare.json").write_text(done.stdout, encoding="utf-8")
+    found.expect("torch computes the same when pruned", done.returncode == 0, done.stderr.strip()[-300:])
 
 
 def _mapped(pid: int, place: str) -> int:

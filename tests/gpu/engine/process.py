@@ -57,6 +57,7 @@ class Spec(Record):
         model: Folder of the model.
         home: Its home folder, where its compile caches are; engines with the same one share them.
         before: Folders put before the carried one on its module path.
+        environment: Variables of its own.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Spec(Record):
     model: Path = TINY
     home: str = ""
     before: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
 
 
 def serve_arguments(changes: Mapping[str, str | None] | None = None) -> list[str]:
@@ -106,7 +108,7 @@ class Engine:
         self.log = folder / f"{spec.name}.log"
         self.home = folder / "homes" / (spec.home or spec.name)
         self.home.mkdir(parents=True, exist_ok=True)
-        self.environment = environment(self.home, site, spec.before)
+        self.environment = environment(self.home, site, spec.before) | spec.environment
         self.arguments = serve_arguments(spec.changes)
         self.started = time.monotonic()
         self.ready_after_s = 0.0
@@ -208,6 +210,10 @@ class Fleet:
                     spec, self._started, self.folder, self._site, rehearsal=self.rehearsal
                 )
                 self._started += 1
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an engine of this name was started."""
+        return name in self._engines
 
     def __getitem__(self, name: str) -> Engine:
         """An engine by name.

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.gpu.engine import faults, stages
+from tests.gpu.engine import faults, parallel, stages
 from tests.gpu.engine.assemble import Assembled
 from tests.gpu.engine.machine import gpu_processes, machine_facts
 from tests.gpu.engine.process import Fleet, serve_arguments
@@ -41,9 +41,13 @@ STAGES: dict[str, tuple[Callable[[Context, Findings], None], float, bool]] = {
     "starved": (faults.starved, 40, True),
     "switched-off": (faults.switched_off, 5, False),
     "spinning": (faults.spinning, 20, False),
-    "pruned": (faults.pruned, 80, False),
+    "pruned": (faults.pruned, 150, False),
+    "pruned-torch": (faults.pruned_torch, 150, False),
     "flashinfer": (faults.flashinfer, 60, False),
     "held": (faults.held, 30, False),
+    "parallel": (parallel.prepare, 60, False),
+    "kernels": (parallel.kernels, 20, False),
+    "speed": (parallel.speed, 60, False),
 }
 #: A later run on such a machine starts warm with these: `--caches`.
 CACHES = "caches.tar.xz"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from blackwell_kernels.sglang_plugin import seams
+from blackwell_kernels.sglang_plugin.engines import Communicator, LayerBoundary, fused_path
 from blackwell_kernels.sglang_plugin.seams import (
     Reviewed,
     Seam,
@@ -15,6 +16,7 @@ from blackwell_kernels.sglang_plugin.seams import (
     check_seam,
     fingerprint,
     load_seams,
+    seams_of,
     source_of,
 )
 from blackwell_kernels.sglang_plugin.settings import Feature, SettingsError, read_settings
@@ -99,11 +101,34 @@ def test_a_missing_module_and_an_unread_version_are_seen(engine):
 def test_every_feature_has_seams_and_all_were_read_in_the_stacks_engine():
     version = load_stack("cu130", ROOT).stack.engine.version
     for feature in Feature:
-        assert any(seam.hooked and feature in seam.features for seam in load_seams())
-    for seam in load_seams():
+        assert any(seam.hooked for seam in seams_of(version, [feature]))
+    for seam in seams_of(version):
         assert seam.features
         assert any(version in reviewed.versions for reviewed in seam.reviewed), seam.target
+    for seam in load_seams():
+        assert seam.reviewed
         assert all(len(reviewed.sha256) == 64 and reviewed.note for reviewed in seam.reviewed)
+        assert {one for reviewed in seam.reviewed for one in reviewed.versions} >= set(seam.engines)
+
+
+def test_a_seam_that_was_moved_counts_in_its_own_versions():
+    gates = {
+        version: [seam.target for seam in seams_of(version, [Feature.ALLREDUCE_RMSNORM]) if seam.hooked]
+        for version in ("0.5.16", "0.5.23")
+    }
+    assert "sglang.srt.layers.communicator.apply_flashinfer_allreduce_fusion" in gates["0.5.16"]
+    assert [type(fused_path(gates[version])) for version in gates] == [Communicator, LayerBoundary]
+    with pytest.raises(LookupError, match="0 gates"):
+        fused_path(["sglang.srt.plugins.load_plugins"])
+    with pytest.raises(LookupError, match="2 gates"):
+        fused_path([target for targets in gates.values() for target in targets])
+
+
+@pytest.mark.parametrize("feature", list(Feature))
+@pytest.mark.parametrize("version", ["0.5.24", "0.5.17", None])
+def test_no_feature_is_had_in_a_version_that_nobody_read(tmp_path, feature, version):
+    problems = check_feature(feature, tmp_path, version)
+    assert any("was read in SGLang" in problem for problem in problems)
 
 
 def test_a_feature_without_seams_is_no_feature(monkeypatch, engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from tooling.gates.power import GpuLoad, GpuSample, StallEvidence, summarise_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tooling.gates.throughput.counters import Counters
 
@@ -31,22 +32,55 @@ _HARMLESS = (
 
 
 class GpuReader(Protocol):
-    """Reads every GPU of this host once."""
+    """Reads the GPUs that are looked at, once."""
 
     def sample(self) -> list[GpuSample]:
         """Utilisation, power, temperature now."""
 
     def energy_j(self) -> float | None:
-        """Energy of all GPUs since the driver was loaded, joules; None where the driver does not tell."""
+        """Their energy since the driver was loaded, joules; None where the driver does not tell."""
+
+
+def chosen_gpus(uuids: Sequence[str], visible: str | None) -> list[int]:
+    """Indexes that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: numbers or beginnings of UUIDs.
+
+    NVML itself shows every GPU. An engine on half of a host would be judged by the others' power, too.
+
+    Args:
+        uuids: Of the host's GPUs in NVML's order, the order of PCI addresses. CUDA numbers equal GPUs alike.
+        visible: Value of the variable; None for all.
+
+    Returns:
+        What stands before the first entry that names no GPU, or not one GPU alone.
+    """
+    if visible is None:
+        return list(range(len(uuids)))
+    chosen: list[int] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.isdecimal():
+            found = [int(entry)] if int(entry) < len(uuids) else []
+        else:
+            found = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(found) != 1:
+            break
+        chosen += found
+    return chosen
 
 
 class NvmlReader:
-    """The GPUs of this host by NVML; optional, since the gate also runs beside a remote or a CPU engine."""
+    """GPUs of this host by NVML; optional, since the gate also runs beside a remote or a CPU engine.
 
-    def __init__(self, nvml: Any) -> None:
+    Args:
+        nvml: The module `pynvml`.
+        visible: Value of CUDA_VISIBLE_DEVICES; None for every GPU of the host.
+    """
+
+    def __init__(self, nvml: Any, visible: str | None = None) -> None:
         self._nvml = nvml
         nvml.nvmlInit()
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        uuids = [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        self._handles = {index: handles[index] for index in chosen_gpus(uuids, visible)}
         prefix = "nvmlClocksEventReason"
         self._reasons = {
             name[len(prefix) :]: value
@@ -64,7 +98,7 @@ class NvmlReader:
     def sample(self) -> list[GpuSample]:
         """See GpuReader."""
         samples = []
-        for index, handle in enumerate(self._handles):
+        for index, handle in self._handles.items():
             rates = self._optional("nvmlDeviceGetUtilizationRates", handle)
             power = self._optional("nvmlDeviceGetPowerUsage", handle)
             limit = self._optional("nvmlDeviceGetEnforcedPowerLimit", handle)
@@ -84,18 +118,20 @@ class NvmlReader:
 
     def energy_j(self) -> float | None:
         """See GpuReader."""
-        readings = [self._optional("nvmlDeviceGetTotalEnergyConsumption", handle) for handle in self._handles]
+        readings = [
+            self._optional("nvmlDeviceGetTotalEnergyConsumption", handle) for handle in self._handles.values()
+        ]
         return None if not readings or None in readings else sum(readings) / 1000
 
 
 def gpu_reader() -> GpuReader | None:
-    """NVML's reader, or None where there is no GPU, no driver or no binding."""
+    """NVML's reader of the GPUs that CUDA_VISIBLE_DEVICES leaves; None without GPU, driver or binding."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
         return None
     try:
-        reader = NvmlReader(nvml)
+        reader = NvmlReader(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
     except nvml.NVMLError:
         return None
     return reader if reader.sample() else None

@@ -13,7 +13,7 @@ from blackwell_kernels.sglang_plugin.seams import (
     check_feature,
     engine_root,
     engine_version,
-    load_seams,
+    seams_of,
 )
 from blackwell_kernels.sglang_plugin.settings import Feature
 
@@ -79,7 +79,7 @@ def _accepted(settings: Settings, counters: Counters, version: str | None) -> li
         if problems:
             refuse(settings, counters, feature, f"refused: {'; '.join(problems)}")
             continue
-        count = sum(feature in seam.features for seam in load_seams())
+        count = len(seams_of(version, [feature]))
         messages.say(f"{feature}: {count} seams of SGLang {version} are as read")
         accepted.append(feature)
     return accepted
@@ -102,7 +102,10 @@ def _hook(settings: Settings, counters: Counters, features: Iterable[Feature]) -
         for target, hook in hooks.items():
             registry.HookRegistry.register(target, hook, registry.HookType.AROUND)
             owners[target] = {
-                feature for seam in load_seams() if seam.target == target for feature in seam.features & group
+                feature
+                for seam in seams_of(engine_version(), group)
+                if seam.target == target
+                for feature in seam.features & group
             }
     if owners:
         _verify_when_applied(registry.HookRegistry, owners, settings, counters)
@@ -120,7 +123,7 @@ def _hooks_of(
     name: str, features: set[Feature], settings: Settings, counters: Counters
 ) -> Mapping[str, Callable[..., Any]]:
     """Hooks of a module, exactly on the listed seams; none when its kernels cannot be loaded."""
-    listed = {seam.target for seam in load_seams() if seam.hooked and seam.features & features}
+    listed = {seam.target for seam in seams_of(engine_version(), features) if seam.hooked}
     try:
         hooks: Mapping[str, Callable[..., Any]] = importlib.import_module(name).hooks(
             features, counters, settings

@@ -7,18 +7,22 @@ another way than its peers would leave them waiting.
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import blackwell_kernels
 from blackwell_kernels.sglang_plugin import messages
+from blackwell_kernels.sglang_plugin.engines import fused_path
+from blackwell_kernels.sglang_plugin.seams import engine_version, seams_of
 from blackwell_kernels.sglang_plugin.settings import Feature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from blackwell_kernels.sglang_plugin.counters import Counters
+    from blackwell_kernels.sglang_plugin.engines import FusedPath
     from blackwell_kernels.sglang_plugin.settings import Settings
 
 #: What `_resolve_outplace_all_reduce_method` answers for ours; SGLang's own names are others.
@@ -27,7 +31,6 @@ METHOD = "blackwell_kernels"
 MAX_BYTES = 256 * 8192 * 2
 ALIGNMENT = 16
 _FUSION = "sglang.srt.layers.flashinfer_comm_fusion"
-_GATE = "sglang.srt.layers.layer_boundary.residual.add_norm"
 _COORDINATOR = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 _RUNNER = "sglang.srt.model_executor.runner.base_runner.BaseRunner"
 
@@ -35,10 +38,13 @@ _RUNNER = "sglang.srt.model_executor.runner.base_runner.BaseRunner"
 class Groups:
     """The kernel groups of this process, by the ranks that they join."""
 
-    def __init__(self, features: set[Feature], counters: Counters, settings: Settings) -> None:
+    def __init__(
+        self, features: set[Feature], counters: Counters, settings: Settings, path: FusedPath | None
+    ) -> None:
         self.features = features
         self.counters = counters
         self.settings = settings
+        self._path = path
         self._by_ranks: dict[tuple[int, ...], list[Any]] = {}
         #: Coordinator, width and type of what was prepared for the fused kernel.
         self._fused: list[tuple[Any, int, torch.dtype]] = []
@@ -51,13 +57,12 @@ class Groups:
             hidden: Width of the hidden states.
             dtype: Their type.
         """
-        parallel = importlib.import_module("sglang.srt.runtime_context").get_parallel()
-        fusion = importlib.import_module(_FUSION)
         coordinators = []
         if Feature.ALLREDUCE in self.features:
+            parallel = importlib.import_module("sglang.srt.runtime_context").get_parallel()
             coordinators.append(parallel.tp_group)
-        if Feature.ALLREDUCE_RMSNORM in self.features:
-            sides = [fusion.resolve_fusion_group(use_attn_tp_group=side)[2] for side in (True, False)]
+        if self._path is not None:
+            sides = [self._path.group(attention=side) for side in (True, False)]
             coordinators += sides
             self._fused += [(one, hidden, dtype) for one in sides if one.world_size > 1]
         for coordinator in coordinators:
@@ -122,13 +127,17 @@ def hooks(features: set[Feature], counters: Counters, settings: Settings) -> Map
         ImportError: The kernels' library cannot be loaded.
     """
     blackwell_kernels.require_library()
-    groups = Groups(features, counters, settings)
+    path = None
+    if Feature.ALLREDUCE_RMSNORM in features:
+        seams = seams_of(engine_version(), [Feature.ALLREDUCE_RMSNORM])
+        path = fused_path([seam.target for seam in seams])
+    groups = Groups(features, counters, settings, path)
     found: dict[str, Callable[..., Any]] = {
         f"{_RUNNER}._pre_initialize_flashinfer_allreduce_workspace": _preparing(groups)
     }
-    if Feature.ALLREDUCE_RMSNORM in features:
-        found[f"{_GATE}.flashinfer_ar_fusion_applies"] = _gate(groups)
-        found[f"{_FUSION}.flashinfer_allreduce_residual_rmsnorm"] = _fused(groups, counters)
+    if path is not None:
+        found[path.gate] = _gate(groups, path)
+        found[f"{_FUSION}.flashinfer_allreduce_residual_rmsnorm"] = _fused(groups, path, counters)
     if Feature.ALLREDUCE in features:
         found[f"{_COORDINATOR}._resolve_outplace_all_reduce_method"] = _choosing(groups, counters)
         found[f"{_COORDINATOR}._all_reduce_out_place"] = _reducing(groups, counters)
@@ -147,9 +156,8 @@ def _preparing(groups: Groups) -> Callable[..., Any]:
     return hook
 
 
-def _gate(groups: Groups) -> Callable[..., Any]:
+def _gate(groups: Groups, path: FusedPath) -> Callable[..., Any]:
     """Does the fused path take this many rows? Asked twice a layer, so it only looks things up."""
-    gate = importlib.import_module(_GATE)
 
     def hook(original: Callable[..., Any], batch_size: Any) -> Any:
         # Under torch.compile the engine's own op is traced, and ours would never run.
@@ -157,7 +165,7 @@ def _gate(groups: Groups) -> Callable[..., Any]:
             return original(batch_size)
         if original(batch_size):
             return True
-        if gate.is_dp_attention_enabled() or gate.uses_cutedsl_ar_fusion():
+        if path.reserved():
             return False
         return groups.fuses(batch_size)
 
@@ -182,10 +190,8 @@ def why_not_fused(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor)
     return ""
 
 
-def _fused(groups: Groups, counters: Counters) -> Callable[..., Any]:
-    """All-reduce, residual and norm in one kernel; `(None, None)` is SGLang's own word for "declined"."""
-    fusion = importlib.import_module(_FUSION)
-    gate = importlib.import_module(_GATE)
+def _fused(groups: Groups, path: FusedPath, counters: Counters) -> Callable[..., Any]:
+    """All-reduce, residual and norm in one kernel."""
 
     def hook(
         original: Callable[..., Any],
@@ -198,19 +204,18 @@ def _fused(groups: Groups, counters: Counters) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             return original(input_tensor, residual, weight, eps, **options)
         reason = why_not_fused(input_tensor, residual, weight)
+        coordinator = path.group(attention=options.get("use_attn_tp_group", True))
         group = None
         if not reason:
-            side = options.get("use_attn_tp_group", True)
-            coordinator = fusion.resolve_fusion_group(use_attn_tp_group=side)[2]
             rows, hidden = input_tensor.shape
             group = groups.find(coordinator, rows, hidden, input_tensor.dtype)
         shape = "x".join(map(str, input_tensor.shape))
         if group is None:
             counters.fell_back(Feature.ALLREDUCE_RMSNORM, reason or "no group takes the shape", shape)
-            engine_gate = getattr(gate.flashinfer_ar_fusion_applies, "__wrapped__", None)
+            engine_gate = getattr(pkgutil.resolve_name(path.gate), "__wrapped__", None)
             if engine_gate is not None and engine_gate(input_tensor.shape[0]):
                 return original(input_tensor, residual, weight, eps, **options)
-            return None, None
+            return path.declined(coordinator, input_tensor, residual, weight, eps)
         result = group.all_reduce_residual_rmsnorm(input_tensor, residual, weight, eps)
         counters.ran(Feature.ALLREDUCE_RMSNORM, shape)
         return result

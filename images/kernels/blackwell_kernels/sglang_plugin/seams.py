@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blackwell_kernels.sglang_plugin.settings import Feature
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Seam:
         hooked: Whether the plugin wraps it; otherwise it only relies on what it does.
         features: Features that need it.
         reviewed: Texts that were read and found to fit.
+        engines: Versions of the engine that have it, when it was moved; empty for all.
     """
 
     target: str
@@ -54,6 +58,7 @@ class Seam:
     hooked: bool
     features: frozenset[Feature]
     reviewed: tuple[Reviewed, ...]
+    engines: tuple[str, ...] = ()
 
     @property
     def qualname(self) -> str:
@@ -75,9 +80,23 @@ def load_seams() -> tuple[Seam, ...]:
                 Reviewed(tuple(one["versions"]), one["sha256"], one.get("note", ""))
                 for one in entry["reviewed"]
             ),
+            engines=tuple(entry.get("engines", ())),
         )
         for entry in document
     )
+
+
+def seams_of(version: str | None, features: Collection[Feature] = tuple(Feature)) -> list[Seam]:
+    """Seams of some features in a version of the engine.
+
+    One that is nobody's here (`engines`) is left out; what holds for every version stays, so a version that
+    nobody read always has seams that are not as read.
+    """
+    return [
+        seam
+        for seam in load_seams()
+        if seam.features & set(features) and (not seam.engines or version in seam.engines)
+    ]
 
 
 def engine_version() -> str | None:
@@ -161,21 +180,25 @@ def check_feature(feature: Feature, root: Path, version: str | None) -> list[str
     Raises:
         LookupError: No seam is listed for it, so nothing would be checked.
     """
-    seams = [seam for seam in load_seams() if feature in seam.features]
-    if not any(seam.hooked for seam in seams):
+    seams = seams_of(version, [feature])
+    if not seams:
         raise LookupError(f"no seam is listed for {feature}")
-    return [problem for seam in seams if (problem := check_seam(seam, root, version))]
+    problems = [problem for seam in seams if (problem := check_seam(seam, root, version))]
+    if not problems and not any(seam.hooked for seam in seams):
+        raise LookupError(f"no seam of {feature} is hooked in SGLang {version}")
+    return problems
 
 
 def main() -> int:
     """Print the state of every seam: `python -m blackwell_kernels.sglang_plugin.seams`."""
     version, root = engine_version(), engine_root()
     wrong = 0
-    for seam in load_seams():
+    seams = seams_of(version)
+    for seam in seams:
         problem = check_seam(seam, root, version)
         wrong += bool(problem)
         print(f"{'CHANGED' if problem else 'as read'}  {seam.target}  {problem}")
-    print(f"SGLang {version}: {len(load_seams())} seams, {wrong} not as read")
+    print(f"SGLang {version}: {len(seams)} seams, {wrong} not as read")
     return 1 if wrong else 0
 
 
