@@ -61,6 +61,15 @@ def test_moving_the_name_to_modules_finds_what_was_compiled_before():
     assert len(set(whole.values())) == len(whole)
 
 
+def test_a_bound_on_spills_is_of_one_module():
+    kernels = Kernels.model_validate(
+        {"architecture": "12.0a", "modules": ["one", "two"], "spill_bytes": {"two": 20}}
+    )
+    assert [kernels.spill_bytes.get(name, 0) for name in kernels.modules] == [0, 20]
+    with pytest.raises(ValidationError, match="spill_bytes names three, which is no module here"):
+        Kernels.model_validate({"architecture": "12.0a", "modules": ["one"], "spill_bytes": {"three": 20}})
+
+
 @pytest.mark.parametrize("where", ["modules", "native"])
 def test_a_module_cannot_be_both_optional_and_there(where: str):
     there = {"modules": ["one"]} | ({"native": {"two": "12.0f"}} if where == "native" else {})

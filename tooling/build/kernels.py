@@ -176,7 +176,7 @@ def read_kernels_of(
 
 def judge_module(module: str, library: bytes, kernels: Kernels) -> tuple[tuple[Kernel, ...], tuple[Check, ...]]:
     """The kernels of one compiled module, and the checks on them: empty, spilling, trapping, too large."""
-    limits = KernelLimits(spill_bytes=kernels.spill_bytes, may_be_empty=kernels.may_be_empty)
+    limits = KernelLimits(spill_bytes=kernels.spill_bytes.get(module, 0), may_be_empty=kernels.may_be_empty)
     device = parse_architecture(kernels.architecture).capability
     with tempfile.TemporaryDirectory(prefix="blackwell-stacks-kernels-") as directory:
         path = Path(directory) / f"{module}.so"

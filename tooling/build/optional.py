@@ -82,6 +82,10 @@ def chosen(stack: Stack, modules: Sequence[str]) -> tuple[str, ...]:
     return tuple(modules) or optional
 
 
+#: Kernels that a refusal names.
+_NAMED = 8
+
+
 def compile_optional(
     name: str, modules: Sequence[str], root: Path, output: Path | None = None
 ) -> tuple[CompiledModule, ...]:
@@ -153,7 +157,12 @@ def _compile(stack: Stack, module: str, root: Path, directory: Path) -> Compiled
             raise CheckError(
                 f"kernels of {module} cannot do their work",
                 where=f"stack {stack.name}, kernels.optional",
-                details=[check.seen for check in checks if check.verdict is not Verdict.PASS],
+                details=[
+                    line
+                    for check in checks
+                    if check.verdict is not Verdict.PASS
+                    for line in (check.seen, *check.details[:_NAMED])
+                ],
                 fix="correct the sources or patches, or leave the module out",
             )
         for path in export_kernels(compiled, inputs):

@@ -238,7 +238,7 @@ class Kernels(Record):
             keeps them, so that moving a name to `modules` compiles nothing again.
         native: Modules of `local_packages` that are compiled from sources of this repository, with the
             architecture of each, e.g. `12.0f`, which 12.1 runs too.
-        spill_bytes: Most bytes that one kernel may spill, stores and loads each.
+        spill_bytes: By module, most bytes that one of its kernels may spill, stores and loads each; else 0.
         may_be_empty: Names, or parts of names, of kernels that are meant to do nothing.
     """
 
@@ -251,7 +251,9 @@ class Kernels(Record):
         Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")],
         Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$")],
     ] = Field(default_factory=dict)
-    spill_bytes: int = Field(default=0, ge=0)
+    spill_bytes: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Annotated[int, Field(gt=0)]] = Field(
+        default_factory=dict
+    )
     may_be_empty: tuple[str, ...] = ()
 
     @property
@@ -268,6 +270,8 @@ class Kernels(Record):
         names = (*self.modules, *self.optional, *self.native)
         if len(set(names)) != len(names):
             raise ValueError("a module is listed twice")
+        if strange := sorted(set(self.spill_bytes) - set(names)):
+            raise ValueError(f"spill_bytes names {strange[0]}, which is no module here")
         return self
 
 

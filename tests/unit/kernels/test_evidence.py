@@ -109,6 +109,18 @@ def test_of_a_step_that_ran_twice_the_last_counts(run):
     assert len(found.clocks) == 2
 
 
+def test_a_step_that_was_stopped_shows_its_whole_rows_and_still_failed(run):
+    run["steps"]["times_w8"] = {
+        "verdict": "fail",
+        "why": "stopped after 90 s",
+        "rows_until_then": [_row(1, 3.0, 4.0, world=8)],
+    }
+    found = evidence_of({"run": run})
+    (row,) = [one for one in found.all_reduce if one.shape["world"] == 8]
+    assert row.ratio == 0.75
+    assert "times_w8: FAIL, stopped after 90 s" in found.limitations
+
+
 def test_gpus_that_are_linked_are_compared_with_the_collective_library(run):
     run["machine"] = MACHINE | {"links": ["\t\x1b[4mGPU0\tGPU1\x1b[0m", "GPU0\t X \tNV18", "", "Legend:"]}
     times = {"push_one_shot": _spread(4.0), "pull_two_shot": _spread(8.0), "NCCL, then a norm": _spread(10.0)}
@@ -175,4 +187,7 @@ def test_the_kept_record_is_one_of_ours_and_names_its_hardware():
         assert found.all_reduce
         assert found.topk or len(found.machine.gpus) > 1
         assert any("SM120" in limitation for limitation in found.limitations)
-        assert all(step.verdict is not Verdict.FAIL for step in found.steps.values()), path.name
+        # A table that a missing peer or the clock cut short is named; a wrong result is never kept.
+        failed = {name for name, step in found.steps.items() if step.verdict is Verdict.FAIL}
+        assert all("times" in name for name in failed), path.name
+        assert all(any(line.startswith(f"{name}: FAIL") for line in found.limitations) for name in failed)
