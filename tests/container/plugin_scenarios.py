@@ -106,13 +106,17 @@ def _dispatch() -> dict[str, Any]:
     settings = importlib.import_module("blackwell_kernels.sglang_plugin.settings")
     counters = importlib.import_module("blackwell_kernels.sglang_plugin.counters").Counters({})
     coordinator = SimpleNamespace(ranks=[0, 1], world_size=2)
-    groups = hooks.Groups({settings.Feature.ALLREDUCE, settings.Feature.ALLREDUCE_RMSNORM}, counters, None)
+    engines = importlib.import_module("blackwell_kernels.sglang_plugin.engines")
+    path = engines.LayerBoundary()
+    groups = hooks.Groups(
+        {settings.Feature.ALLREDUCE, settings.Feature.ALLREDUCE_RMSNORM}, counters, None, path
+    )
     groups._by_ranks[0, 1] = [_Group()]
     groups._fused = [(coordinator, 256, torch.bfloat16)]
     sys.modules["sglang.srt.layers.flashinfer_comm_fusion"].resolve_fusion_group = (  # type: ignore[attr-defined]
         lambda **_: (2, 0, coordinator)
     )
-    fused, choosing = hooks._fused(groups, counters), hooks._choosing(groups, counters)
+    fused, choosing = hooks._fused(groups, path, counters), hooks._choosing(groups, counters)
     reducing = hooks._reducing(groups, counters)
 
     def rows(number: int, dtype: Any = torch.bfloat16) -> Any:
@@ -128,9 +132,12 @@ def _dispatch() -> dict[str, Any]:
         return str(choosing(lambda *_: engine, coordinator, x))
 
     coordinator._resolve_outplace_all_reduce_method = lambda x: choose(x, None)
+    coordinator.all_reduce = lambda x: x * 2
+    older = engines.Communicator().declined(coordinator, rows(5), rows(5), rows(5)[0], 0.5)
     answers = {
         "fused": fuse(rows(4), use_attn_tp_group=False),
         "too many rows": fuse(rows(5)),
+        "declined before the layer boundary": f"{older[0][0, 0]:g} {older[1][0, 0]:g}",
         "wrong type": fuse(rows(4, torch.float32)),
         "not contiguous": fuse(rows(8)[::2]),
         "fuses 4": str(groups.fuses(4)),

@@ -123,6 +123,7 @@ def test_each_call_goes_to_our_kernel_or_the_engines_own_way_and_is_counted(outc
     assert dispatch["answers"] == {
         "fused": "2.5 3",
         "too many rows": "declined",
+        "declined before the layer boundary": "0.972656 3",  # 2 + 1 = 3, and 3 / sqrt(3 * 3 + 0.5)
         "wrong type": "declined",
         "not contiguous": "declined",
         "fuses 4": "True",
