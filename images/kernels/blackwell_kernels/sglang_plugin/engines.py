@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     import torch
 
 _FUSION = "sglang.srt.layers.flashinfer_comm_fusion"
+
+
+@cache
+def _module(name: str) -> Any:
+    """A module of the engine, looked up once: the hooks ask twice a layer."""
+    return importlib.import_module(name)
 
 
 class FusedPath(Protocol):
@@ -42,11 +48,11 @@ class LayerBoundary:
 
     def group(self, *, attention: bool) -> Any:
         """By the engine's own function."""
-        return importlib.import_module(_FUSION).resolve_fusion_group(use_attn_tp_group=attention)[2]
+        return _module(_FUSION).resolve_fusion_group(use_attn_tp_group=attention)[2]
 
     def reserved(self) -> bool:
         """Data-parallel attention, or the CuTe DSL's fusion."""
-        module = pkgutil.resolve_name(self.gate.rpartition(".")[0])
+        module = _module(self.gate.rpartition(".")[0])
         return bool(module.is_dp_attention_enabled() or module.uses_cutedsl_ar_fusion())
 
     def declined(self, *_: Any) -> tuple[None, None]:
@@ -65,14 +71,14 @@ class Communicator:
 
     def group(self, *, attention: bool) -> Any:
         """As `ensure_workspace_initialized` chooses."""
-        parallel = importlib.import_module("sglang.srt.runtime_context").get_parallel()
+        parallel = _module("sglang.srt.runtime_context").get_parallel()
         if attention:
             return parallel.attn_tp_group
         return parallel.moe_ep_group if parallel.moe_ep_size > 1 else parallel.moe_tp_group
 
     def reserved(self) -> bool:
         """Data-parallel attention."""
-        return bool(importlib.import_module("sglang.srt.layers.communicator").is_dp_attention_enabled())
+        return bool(_module("sglang.srt.layers.communicator").is_dp_attention_enabled())
 
     def declined(
         self, group: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
