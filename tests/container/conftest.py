@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,9 +113,11 @@ def checkout(request, tmp_path, monkeypatch, engine, base_lock_text) -> Iterator
     shutil.copytree(ROOT / "images", root / "images")
     shutil.copy2(ROOT / KNOWN_FAULTS, root / KNOWN_FAULTS)
     index = Index(tmp_path / "wheels")
-    # The files carry the test's name: no layer may come from the cache of another test.
-    make_wheel(index.folder, "hello", "1.0.0", {"hello.py": f"print('hello')  # {tmp_path}\n"})
-    make_wheel(index.folder, "world", "1.0.0", {"world.py": f"import hello  # {tmp_path}\n"})
+    # No layer may come from the engine's cache: not of another test, nor of an earlier run,
+    # whose folders have the same names where a checkout is always made in the same place.
+    mark = uuid.uuid4().hex
+    make_wheel(index.folder, "hello", "1.0.0", {"hello.py": f"print('hello')  # {mark}\n"})
+    make_wheel(index.folder, "world", "1.0.0", {"world.py": f"import hello  # {mark}\n"})
     server = index.start()
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.address)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -241,15 +241,14 @@ def test_an_interrupted_build_leaves_no_container_no_name_and_no_process(checkou
         "BLACKWELL_STACKS_ROOT": str(checkout.root),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        assert reached.wait(120)
-        child.send_signal(how)
-        _, err = child.communicate(timeout=60)
-    finally:
-        go_on.set()
-        child.kill()
-        child.wait()
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert reached.wait(120)
+            child.send_signal(how)
+            _, err = child.communicate(timeout=60)
+        finally:
+            go_on.set()
+            child.kill()
     assert child.returncode == 128 + how
     assert "interrupted" in err
     assert "Traceback" not in err
