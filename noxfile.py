@@ -291,6 +291,12 @@ def bench_build(session: nox.Session) -> None:
     _toolkit(session, "bench-build")
 
 
+@nox.session(name="bench-pull", default=False)
+def bench_pull(session: nox.Session) -> None:
+    """Measure what a host downloads of images, side by side: -- IMAGE [IMAGE ...]."""
+    _toolkit(session, "bench-pull")
+
+
 @nox.session(name="lock-tools", default=False)
 def lock_tools(session: nox.Session) -> None:
     """Resolve the toolkit's own requirements again."""

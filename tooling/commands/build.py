@@ -16,6 +16,7 @@ from tooling.build import BuildRecord
 from tooling.build import build as build_image
 from tooling.build.bench import run_bench
 from tooling.build.optional import CompiledModule, compile_optional
+from tooling.build.pull_size import measure_pulls
 from tooling.dockerhost import ensure_engine
 from tooling.dockerhost.disk import GB
 from tooling.errors import InputError
@@ -37,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("check-lock")(check_lock)
     app.command()(schema)
     app.command("bench-build")(bench_build)
+    app.command("bench-pull")(bench_pull)
     app.command("compile-kernels")(compile_kernels)
 
 
@@ -61,9 +63,15 @@ def _table(record: BuildRecord) -> Table:
     for heading, justify in (("layer", "left"), ("MB", "right"), ("diff id", "left")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for layer in record.layers:
-        step = layer.created_by.split("install-layer ")[-1].split(" #")[0][-60:]
-        table.add_row(step, f"{layer.bytes / 1e6:.1f}", layer.diff_id.removeprefix("sha256:")[:12])
+        table.add_row(
+            _step(layer.created_by), f"{layer.bytes / 1e6:.1f}", layer.diff_id.removeprefix("sha256:")[:12]
+        )
     return table
+
+
+def _step(created_by: str) -> str:
+    """The name of a layer, or the end of the instruction that made it."""
+    return created_by.rsplit("install-layer ", maxsplit=1)[-1].split(" #", maxsplit=1)[0][-60:]
 
 
 def compile_kernels(
@@ -170,6 +178,44 @@ def bench_build(
         table.add_row(name, f"{seconds:.1f}", f"{seconds / result.plain_s:.2f}")
     console.out.print(table)
     console.out.print(f"image {result.image_bytes / GB:.2f} GB, plain {result.plain_bytes / GB:.2f} GB")
+
+
+def bench_pull(
+    images: Annotated[list[str], typer.Argument(help="Images of the engine; ratios are to the first one.")],
+    layers: Annotated[bool, typer.Option("--layers", help="Show every layer.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a host downloads of images: each is pushed to a registry of this run, which then goes."""
+    sizes = measure_pulls(ensure_engine(console.say), images, console.say)
+    if as_json:
+        console.print_json(
+            {
+                "images": [
+                    {**size.model_dump(mode="json"), "unpacked": size.unpacked, "compressed": size.compressed}
+                    for size in sizes
+                ]
+            }
+        )
+        return
+    first = sizes[0]
+    table = Table("image", "disk MB", "ratio", "download MB", "ratio")
+    for size in sizes:
+        table.add_row(
+            size.image,
+            f"{size.unpacked / 1e6:.1f}",
+            f"{size.unpacked / first.unpacked:.3f}",
+            f"{size.compressed / 1e6:.1f}",
+            f"{size.compressed / first.compressed:.3f}",
+        )
+        for layer in size.layers if layers else ():
+            row = (
+                f"  {_step(layer.created_by)}",
+                f"{layer.unpacked / 1e6:.1f}",
+                "",
+                f"{layer.compressed / 1e6:.1f}",
+            )
+            table.add_row(*row, "")
+    console.out.print(table)
 
 
 def schema(
