@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.test_build import ADDED, BASE, LOCK
-from tooling.build.builder import Job
 from tooling.build.context import render_dockerfile
+from tooling.build.job import Job
 from tooling.build.kernels import kernel_inputs
 from tooling.build.optional import chosen, with_module
 from tooling.errors import InputError

@@ -6,23 +6,19 @@ import json
 import os
 import re
 import shlex
-import tempfile
 import time
 from collections import deque
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from docker.errors import APIError, DockerException
-from filelock import FileLock, Timeout
-from requests.exceptions import RequestException
+from docker.errors import APIError
 
 from tooling import console, runner
 from tooling.base.bootstrap import ensure_base, read_base_lock
 from tooling.build.context import LABEL, SHARE, Ingredients, gather, labels_of, render_dockerfile
 from tooling.build.failure import explain, yanked_pins
+from tooling.build.job import Job, open_job
 from tooling.build.kernels import (
     export_kernels,
     import_kernels,
@@ -35,11 +31,11 @@ from tooling.build.patching import patch_hashes, plans_of
 from tooling.build.progress import Progress
 from tooling.build.record import BuildInputs, BuildRecord, ImageLayer, KernelReceipt, PatchReceipt
 from tooling.census.rules import load_rules
-from tooling.dockerhost import ensure_engine, find_build_client, require_disk
+from tooling.dockerhost import require_disk
 from tooling.dockerhost.containers import read_files, run_once
 from tooling.dockerhost.daemon import engine_versions
 from tooling.dockerhost.disk import GB
-from tooling.errors import BusyError, CheckError, CommandError, EngineError, InputError
+from tooling.errors import CheckError, CommandError, EngineError, InputError
 from tooling.gates.records import Verdict
 from tooling.lock.indexes import index_addresses, on_loopback, uv_index_variables
 from tooling.lock.resolve import read_lock
@@ -49,8 +45,6 @@ from tooling.records import now, sha256_of
 from tooling.stack import load_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import docker
 
     from tooling.base.bootstrap import BaseImage
@@ -92,27 +86,13 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
     added = ingredients_of(file, lock, root / "images")
     directory = (output or root / "build") / name
     directory.mkdir(parents=True, exist_ok=True)
-    started = now()
-    with ExitStack() as held:
-        held.enter_context(hold_stack(name))
-        held.enter_context(engine_errors())
-        temporary = held.enter_context(tempfile.TemporaryDirectory(prefix=f"blackwell-{name}-"))
-        client = held.enter_context(closing(ensure_engine(console.say)))
-        job = Job(
-            stack=stack,
-            client=client,
-            builder=find_build_client(),
-            directory=directory,
-            temporary=Path(temporary),
-            started=started,
-            no_cache=no_cache,
-        )
+    with open_job(stack, directory, no_cache=no_cache) as job:
+        client = job.client
         if not _built_before(client, name):
             require_disk(client, stack.budget.build_disk_gb, console.say)
         clock = time.monotonic()
         base = ensure_base(stack, base_lock, client, console.say)
         job.durations_s["base"] = round(time.monotonic() - clock, 1)
-        job.context.mkdir()
         images = root / "images"
         compiled_from = kernel_inputs(stack, lock, base, added.plans, images)
         if kept := import_kernels(compiled_from, job.context):
@@ -133,79 +113,6 @@ def build(name: str, root: Path, output: Path | None = None, *, no_cache: bool =
     path.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
     console.say(f"built {record.reference}: {record.size_bytes / GB:.2f} GB, record {path}, log {record.log}")
     return record
-
-
-@dataclass
-class Job:
-    """One build under way.
-
-    Attributes:
-        stack: What is built.
-        client: The engine.
-        builder: The client that builds.
-        directory: Folder for Dockerfile and log.
-        temporary: Folder that is gone afterwards, with the context.
-        started: ISO 8601, UTC; part of the log's name.
-        no_cache: Run every step again.
-        target: Step at which the build ends; the whole image by default.
-        durations_s: Seconds by phase.
-    """
-
-    stack: Stack
-    client: docker.DockerClient
-    builder: BuildClient
-    directory: Path
-    temporary: Path
-    started: str
-    no_cache: bool = False
-    target: str = ""
-    durations_s: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def context(self) -> Path:
-        """Folder of the build context."""
-        return self.temporary / "context"
-
-    @property
-    def dockerfile(self) -> Path:
-        """File of the rendered Dockerfile."""
-        return self.directory / ("Dockerfile" if not self.target else f"Dockerfile.{self.target}")
-
-    @property
-    def log(self) -> Path:
-        """File of the full output."""
-        return self.directory / f"build-{self.started.replace(':', '')}.log"
-
-
-@contextmanager
-def hold_stack(name: str) -> Iterator[None]:
-    """Hold the right to build a stack; a second build of the same one is told who has it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "blackwell-stacks"
-    cache.mkdir(parents=True, exist_ok=True)
-    owner = cache / f"build-{name}.pid"
-    try:
-        with FileLock(cache / f"build-{name}.lock", timeout=0):
-            owner.write_text(str(os.getpid()), encoding="utf-8")
-            yield
-    except Timeout as error:
-        holder = owner.read_text(encoding="utf-8") if owner.is_file() else "unknown"
-        raise BusyError(
-            f"stack {name} is being built already, by process {holder}",
-            fix="wait until it ends, then build again",
-        ) from error
-
-
-@contextmanager
-def engine_errors() -> Iterator[None]:
-    """Turn what the engine's client raises into the toolkit's own error."""
-    try:
-        yield
-    except (DockerException, RequestException) as error:
-        raise EngineError(
-            "the Docker Engine failed or went away",
-            details=[str(error)],
-            fix="see its log, start it, build again",
-        ) from error
 
 
 def _built_before(client: docker.DockerClient, name: str) -> bool:

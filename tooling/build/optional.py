@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import tempfile
-from contextlib import ExitStack, closing
-from pathlib import Path
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tooling import console
 from tooling.base.bootstrap import ensure_base, read_base_lock
-from tooling.build.builder import Job, ca_bundle, engine_errors, hold_stack, ingredients_of, run_build
+from tooling.build.builder import ca_bundle, ingredients_of, run_build
 from tooling.build.context import gather, labels_of, render_dockerfile
+from tooling.build.job import open_job
 from tooling.build.kernels import export_kernels, import_kernels, judge_module, kernel_inputs, read_kernels_of
 from tooling.build.layers import assign_layers
 from tooling.build.record import KernelReceipt
 from tooling.census.kernels import Kernel
-from tooling.dockerhost import ensure_engine, find_build_client
 from tooling.errors import CheckError, InputError
 from tooling.gates.records import Check, Verdict, worst
 from tooling.lock.resolve import read_lock
-from tooling.records import Record, now
+from tooling.records import Record
 from tooling.stack import load_stack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from tooling.stack.model import Stack
 
@@ -116,22 +115,9 @@ def _compile(stack: Stack, module: str, root: Path, directory: Path) -> Compiled
     file, images = load_stack(stack.name, root), root / "images"
     lock = read_lock(file, root)
     added = ingredients_of(file, lock, images)
-    with ExitStack() as held:
-        held.enter_context(hold_stack(stack.name))
-        held.enter_context(engine_errors())
-        temporary = held.enter_context(tempfile.TemporaryDirectory(prefix=f"blackwell-{stack.name}-"))
-        client = held.enter_context(closing(ensure_engine(console.say)))
-        job = Job(
-            stack=stack,
-            client=client,
-            builder=find_build_client(),
-            directory=directory,
-            temporary=Path(temporary),
-            started=now(),
-            target=f"kernel-{module}",
-        )
+    with open_job(stack, directory, target=f"kernel-{module}") as job, ExitStack() as made:
+        client = job.client
         base = ensure_base(stack, read_base_lock(file), client, console.say)
-        job.context.mkdir()
         inputs = kernel_inputs(stack, lock, base, added.plans, images)
         kept = import_kernels(inputs, job.context)
         layers = assign_layers(stack, lock)
@@ -141,7 +127,7 @@ def _compile(stack: Stack, module: str, root: Path, directory: Path) -> Compiled
         job.dockerfile.write_text(dockerfile, encoding="utf-8")
         image_id = run_build(job)
         # The layers stay in the builder's cache; the image itself is of no use.
-        held.callback(client.images.remove, image_id, force=True)
+        made.callback(client.images.remove, image_id, force=True)
         compiled = read_kernels_of(client, image_id, stack.kernels, "/out")
         receipt, library = compiled[module]
         kernels, checks = judge_module(module, library, stack.kernels)
