@@ -14,7 +14,12 @@ from tooling.cli import app
 
 pytestmark = pytest.mark.wheels
 #: Gates that nobody has judged may become fewer; more than these need a review.
-UNJUDGED = {("sglang", "0.5.23"): 150, ("flashinfer-python", "0.7.2"): 310}
+UNJUDGED = {
+    ("sglang", "0.5.23"): 150,
+    ("flashinfer-python", "0.6.4"): 1,
+    ("flashinfer-python", "0.7.2"): 2,
+    ("flashinfer-python", "0.7.4"): 1250,
+}
 
 
 @cache
@@ -40,6 +45,8 @@ def test_flashinfer_0_6_4():
     assert {"F1", "F2"} <= _ids(scan, Polarity.CLOSED)
     assert {"F13", "F14"} <= _ids(scan, Polarity.OPEN)
     assert {"F11", "F17", "F24"} <= _ids(scan, Polarity.HARDWARE)
+    assert "G12" in _ids(scan, Polarity.MISHANDLED)
+    assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["flashinfer-python", "0.6.4"]
 
 
 def test_sglang_0_5_9():
@@ -68,10 +75,20 @@ def test_sglang_0_5_23():
 def test_flashinfer_0_7_2():
     scan = _scan("flashinfer-python", "0.7.2")
     assert len(scan.gates) > 4000
-    assert {"G5", "G15"} <= _ids(scan, Polarity.OPEN)
-    assert "G17" in _ids(scan, Polarity.CLOSED)
+    assert {"G5", "G12", "G15", "G16", "G25"} <= _ids(scan, Polarity.OPEN)
+    assert {"G17", "G19", "G22", "G28"} <= _ids(scan, Polarity.CLOSED)
+    assert "G26" in _ids(scan, Polarity.MISHANDLED)
     assert {"other-target-name", "tcgen05-files", "G12"} <= _ids(scan, Polarity.HARDWARE)
+    assert {"sm12x-by-number", "cutile-blackwell-sizes"} <= _ids(scan, Polarity.RIGHT)
     assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["flashinfer-python", "0.7.2"]
+
+
+def test_flashinfer_0_7_4_is_judged_in_part():
+    scan = _scan("flashinfer-python", "0.7.4")
+    assert len(scan.gates) > 12000
+    assert {"G12", "G15", "G16", "G25"} <= _ids(scan, Polarity.OPEN)
+    assert {"G17", "G22"} <= _ids(scan, Polarity.CLOSED)
+    assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["flashinfer-python", "0.7.4"]
 
 
 def test_the_commands_read_the_stack_that_has_no_lock():
