@@ -135,7 +135,7 @@ def test_what_an_image_knows_of_its_stack():
     assert document["serve"]["command"] == ["python", "-m", "sglang.launch_server"]
     assert document["targets"]["required"] == ["sm_120"]
     assert document["kernels"] == ["pcie_ipc_comm", "pcie_ipc_ag_rs", "blackwell_kernels"]
-    assert document["patches"]["flashinfer-python-0.7.2"] == ["0001-symmetric-memory-rdma-where-supported"]
+    assert [name[:4] for name in document["patches"]["flashinfer-python-0.7.2"]] == ["0001", "0002", "0003"]
     assert "0001-allreduce-fusion-on-sm120" not in document["patches"]["sglang-0.5.23"], "off by default"
     cublas = next(rule for rule in document["census"] if rule["name"] == "cuBLAS")
     assert cublas["architectures"] == ["12.0", "12.0a", "12.0f"]

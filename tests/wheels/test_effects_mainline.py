@@ -293,3 +293,56 @@ def test_flashinfer_0001_rdma_is_requested_where_it_is_supported(rdma: bool):
 
     assert flag(shipped) == 1
     assert flag(patched) == int(rdma)
+
+
+@pytest.mark.parametrize("minor", [0, 1])
+def test_flashinfer_0002_cute_dsl_mla_is_refused_without_tensor_memory(
+    minor: int, monkeypatch: pytest.MonkeyPatch
+):
+    shipped, patched = sources("flashinfer-python-0.7.2", "0002", "flashinfer/mla/_core.py")
+    availability = ModuleType("flashinfer.cute_dsl.availability")
+    availability.is_cute_dsl_arch_supported = lambda *_: True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer.cute_dsl.availability", availability)
+    for name in ("flashinfer", "flashinfer.cute_dsl", "flashinfer.mla"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    def reason(source: str, major: int) -> str:
+        names = {
+            "__package__": "flashinfer.mla",
+            "get_compute_capability": lambda _: (major, minor),
+            "torch": SimpleNamespace(Tensor=str),
+        }
+        ask = function(source, "_cute_dsl_incompatibility_reason", **names)
+        # What stands after the check of the GPU finds a scale that is a tensor, and stops there.
+        told = dict.fromkeys(ask.__code__.co_varnames[: ask.__code__.co_argcount])
+        answer: str = ask(**(told | {"query": SimpleNamespace(device=0), "bmm1_scale": "a tensor"}))
+        return answer
+
+    passed = "does not support tensor bmm1_scale"
+    assert passed in reason(shipped, 12)
+    assert f"requires tensor memory (SM10x, SM11x), got SM12{minor}" in reason(patched, 12)
+    assert all(passed in reason(source, major) for source in (shipped, patched) for major in (10, 11))
+    assert "requires" in reason(patched, 9)
+
+
+def test_flashinfer_0003_mega_moe_is_refused_without_tensor_memory(monkeypatch: pytest.MonkeyPatch):
+    path = "flashinfer/moe_ep/core/validation/common.py"
+    shipped, patched = sources("flashinfer-python-0.7.2", "0003", path)
+    torch = ModuleType("torch")
+    torch.cuda = SimpleNamespace(is_available=lambda: True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    def check(source: str, *capability: int) -> None:
+        names = {"_device_capability": lambda: capability, "MoEEpArchError": ArithmeticError}
+        function(source, "validate_mega_arch", **names)()
+
+    check(shipped, 12, 0)
+    for minor in (0, 1):
+        with pytest.raises(ArithmeticError, match=rf"tensor memory .* host has sm_12{minor}"):
+            check(patched, 12, minor)
+    for source in (shipped, patched):
+        check(source, 10, 0)
+        check(source, 10, 3)
+        check(source, 11, 0)
+        with pytest.raises(ArithmeticError, match="sm_90"):
+            check(source, 9, 0)
