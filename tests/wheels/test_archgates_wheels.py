@@ -74,6 +74,24 @@ def test_flashinfer_0_7_2():
     assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["flashinfer-python", "0.7.2"]
 
 
+def test_triton_3_8_0():
+    scan = _scan("triton", "3.8.0")
+    assert scan.counts()[Pattern.ARCH_EQUAL] == (24, 1)
+    assert {"T2", "from-hopper-on"} <= _ids(scan, Polarity.RIGHT)
+    assert _ids(scan, Polarity.HARDWARE) == {"translator-targets"}
+    unjudged = [gate.hit for gate in scan.gates if gate.polarity is Polarity.UNJUDGED]
+    assert [hit.code for hit in unjudged] == ["if capability == 90:"]
+
+
+def test_tilelang_0_1_12():
+    scan = _scan("tilelang", "0.1.12")
+    assert scan.counts()[Pattern.HOST_CONDITION] == (13, 3)
+    assert scan.markers[Marker.WGMMA] == (130, 19)
+    assert {"L1", "L4", "cutedsl-tma"} <= _ids(scan, Polarity.CLOSED)
+    assert _ids(scan, Polarity.HARDWARE) == {"L3", "L5"}
+    assert scan.polarities()[Polarity.UNJUDGED] == 0
+
+
 def test_the_commands_read_the_stack_that_has_no_lock():
     """Its wheels of the ordinary index are there; what needs its own indexes is named and not read."""
     unjudged = {
