@@ -14,7 +14,7 @@ from tooling.cli import app
 
 pytestmark = pytest.mark.wheels
 #: Gates that nobody has judged may become fewer; more than these need a review.
-UNJUDGED = {("sglang", "0.5.23"): 6, ("flashinfer-python", "0.7.2"): 310}
+UNJUDGED = {("sglang", "0.5.9"): 5, ("sglang", "0.5.23"): 6, ("flashinfer-python", "0.7.2"): 310}
 
 
 @cache
@@ -49,7 +49,9 @@ def test_sglang_0_5_9():
     assert counts[Pattern.SM12X_HELPER] == (7, 5)
     assert counts[Pattern.NOT_SM12X] == (1, 1)
     assert {"S1", "S3", "S7"} <= _ids(scan, Polarity.CLOSED)
-    assert {"S9", "S10", "S23"} <= _ids(scan, Polarity.OPEN)
+    assert {"S9", "S10", "S13", "S23"} <= _ids(scan, Polarity.OPEN)
+    assert "fa4-refuses-sm120" in _ids(scan, Polarity.HARDWARE)
+    assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["sglang", "0.5.9"]
 
 
 def test_sglang_0_5_23():
