@@ -15,7 +15,8 @@ from tooling.cli import app
 pytestmark = pytest.mark.wheels
 #: Gates that nobody has judged may become fewer; more than these need a review.
 UNJUDGED = {
-    ("sglang", "0.5.23"): 150,
+    ("sglang", "0.5.9"): 5,
+    ("sglang", "0.5.23"): 6,
     ("flashinfer-python", "0.6.4"): 1,
     ("flashinfer-python", "0.7.2"): 2,
     ("flashinfer-python", "0.7.4"): 1250,
@@ -56,7 +57,9 @@ def test_sglang_0_5_9():
     assert counts[Pattern.SM12X_HELPER] == (7, 5)
     assert counts[Pattern.NOT_SM12X] == (1, 1)
     assert {"S1", "S3", "S7"} <= _ids(scan, Polarity.CLOSED)
-    assert {"S9", "S10", "S23"} <= _ids(scan, Polarity.OPEN)
+    assert {"S9", "S10", "S13", "S23"} <= _ids(scan, Polarity.OPEN)
+    assert "fa4-refuses-sm120" in _ids(scan, Polarity.HARDWARE)
+    assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["sglang", "0.5.9"]
 
 
 def test_sglang_0_5_23():
@@ -65,8 +68,8 @@ def test_sglang_0_5_23():
     assert counts[Pattern.BLACKWELL_HELPER] == (72, 34)
     assert counts[Pattern.ARCH_LIST] == (1, 1)
     assert scan.markers[Marker.MULTIMEM] == (35, 4)
-    assert {"N1", "N4"} <= _ids(scan, Polarity.CLOSED)
-    assert {"N9", "N10", "N18", "S16"} <= _ids(scan, Polarity.OPEN)
+    assert {"N1", "N4", "M14"} <= _ids(scan, Polarity.CLOSED)
+    assert {"N9", "N10", "N18", "N40", "S16"} <= _ids(scan, Polarity.OPEN)
     assert {"N13", "fa4-own-host"} <= _ids(scan, Polarity.RIGHT)
     assert {"tcgen05-files", "defaults-of-sm10x"} <= _ids(scan, Polarity.HARDWARE)
     assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["sglang", "0.5.23"]
@@ -89,6 +92,24 @@ def test_flashinfer_0_7_4_is_judged_in_part():
     assert {"G12", "G15", "G16", "G25"} <= _ids(scan, Polarity.OPEN)
     assert {"G17", "G22"} <= _ids(scan, Polarity.CLOSED)
     assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["flashinfer-python", "0.7.4"]
+
+
+def test_triton_3_8_0():
+    scan = _scan("triton", "3.8.0")
+    assert scan.counts()[Pattern.ARCH_EQUAL] == (24, 1)
+    assert {"T2", "from-hopper-on"} <= _ids(scan, Polarity.RIGHT)
+    assert _ids(scan, Polarity.HARDWARE) == {"translator-targets"}
+    unjudged = [gate.hit for gate in scan.gates if gate.polarity is Polarity.UNJUDGED]
+    assert [hit.code for hit in unjudged] == ["if capability == 90:"]
+
+
+def test_tilelang_0_1_12():
+    scan = _scan("tilelang", "0.1.12")
+    assert scan.counts()[Pattern.HOST_CONDITION] == (13, 3)
+    assert scan.markers[Marker.WGMMA] == (130, 19)
+    assert {"L1", "L4", "cutedsl-tma"} <= _ids(scan, Polarity.CLOSED)
+    assert _ids(scan, Polarity.HARDWARE) == {"L3", "L5"}
+    assert scan.polarities()[Polarity.UNJUDGED] == 0
 
 
 def test_the_commands_read_the_stack_that_has_no_lock():
