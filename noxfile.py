@@ -250,7 +250,7 @@ def test(session: nox.Session) -> None:
     _install(session)
     with _beside(session, "blackwell-stacks", "build", "cu130"):
         _lint(session)
-        session.run("pytest", "tests/unit", "tests/wheels", *session.posargs)
+        session.run("pytest", "-m", "not long", "tests/unit", "tests/wheels", *session.posargs)
     folders = ("probe_fake", "engine", "container")
     session.run("pytest", "-m", "not long", *(f"tests/{folder}" for folder in folders), *session.posargs)
 

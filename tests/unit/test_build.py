@@ -207,7 +207,7 @@ def test_switches_of_the_stack_are_honoured():
     switched = FILE.model_copy(update={"stack": STACK.model_copy(update={"patches": (series,)})})
     added = ingredients_of(switched, LOCK, ROOT / "images")
     names = stack_document(switched.stack, added)["patches"]["sglang-0.5.23"]
-    assert [name[:4] for name in names] == ["0001", "0002", "0004", "0005"]
+    assert [name[:4] for name in names] == ["0001", "0002", "0004", "0005", "0007"]
     assert patch_hashes(added.plans).keys() == {f"sglang-0.5.23/{name}" for name in names}
 
 
@@ -216,7 +216,7 @@ def test_the_bench_switches_one_patch_off_and_keeps_the_series():
     while (after := switch_off_one(text, parse_stack(text, FILE.path), ROOT / "images")) is not None:
         text = after
         switched_off.append([series.disable for series in parse_stack(text, FILE.path).patches])
-    assert switched_off == [[("0003",), ()], [("0003",), ("0006",)]]
+    assert switched_off == [[("0003",), ()], [("0003",), ("0007",)]]
 
 
 @pytest.mark.parametrize(

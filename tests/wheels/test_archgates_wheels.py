@@ -86,6 +86,7 @@ def test_flashinfer_0_7_2():
     assert scan.polarities()[Polarity.UNJUDGED] < UNJUDGED["flashinfer-python", "0.7.2"]
 
 
+@pytest.mark.long
 def test_flashinfer_0_7_4_is_judged_in_part():
     scan = _scan("flashinfer-python", "0.7.4")
     assert len(scan.gates) > 12000

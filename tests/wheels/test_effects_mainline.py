@@ -268,6 +268,34 @@ def test_0006_the_tile_fits_into_sm120s_shared_memory():
     assert _block(patched, 12, hip=True) == 128
 
 
+def test_0007_the_norm_of_muse_spark_takes_no_cluster_on_sm120():
+    path = "sglang/kernels/ops/layernorm/muse_spark_norm_residual_jit.py"
+    shipped, patched = sources(SGLANG, "0007", path)
+
+    def cluster(source: str, major: int) -> int:
+        names = {"_cluster_num_threads": lambda *_: 128}
+        names["cluster_size_for_num_tokens"] = function(source, "cluster_size_for_num_tokens")
+        cuda = SimpleNamespace(get_device_capability=lambda _: (major, 0))
+        ran = statements(
+            source,
+            "fused_norm_residual",
+            "auto_cluster =",
+            "assert cluster_size is not None",
+            _cluster_size_for_shape=function(source, "_cluster_size_for_shape", **names),
+            torch=SimpleNamespace(cuda=cuda),
+            branch=SimpleNamespace(device=0),
+            cluster_size=None,
+            pre_norm_bf16=False,
+            hidden_size=8192,
+            m=8,
+        )
+        size: int = ran["cluster_size"]
+        return size
+
+    assert cluster(shipped, 12) == 16
+    assert [cluster(patched, major) for major in (9, 10, 11, 12)] == [1, 16, 16, 1]
+
+
 @pytest.mark.parametrize("rdma", [False, True])
 def test_flashinfer_0001_rdma_is_requested_where_it_is_supported(rdma: bool):
     shipped, patched = sources("flashinfer-python-0.7.2", "0001", "flashinfer/comm/mnnvl.py")
