@@ -9,6 +9,7 @@ from tooling import cli
 from tooling.census.records import CensusRecord
 from tooling.census.take import census, container_options, reader_tar, scan_tar
 from tooling.errors import CheckError, InputError
+from tooling.inspection.sources import unpack_files
 from tooling.runner import run
 
 DATA = Path(__file__).parents[1] / "data" / "census"
@@ -134,7 +135,7 @@ def test_a_folder_without_libraries_is_a_failure(tmp_path: Path):
 
 def test_the_reader_that_goes_into_an_image_needs_the_standard_library_alone(tmp_path: Path):
     with tarfile.open(fileobj=io.BytesIO(reader_tar())) as tar:
-        tar.extractall(tmp_path, filter="data")
+        unpack_files(tar, tmp_path)
     place = tmp_path / "blackwell-census"
     program = (
         f"import sys; sys.path.insert(0, {str(place)!r}); from tooling.census.reader.scan import main; main()"

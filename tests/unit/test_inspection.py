@@ -1,5 +1,7 @@
 """Each row of the inspection has a case in which it fails."""
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tooling.inspection.inspect import (
     torch_checks,
     wrong_architecture,
 )
-from tooling.inspection.sources import take_back
+from tooling.inspection.sources import take_back, unpack_files
 from tooling.patches.overlay import Plan, reader, run, write_files
 from tooling.patches.record import record_series, write_record
 from tooling.patches.series import Selection, load_series, plan_for
@@ -207,3 +209,34 @@ def test_a_pruning_that_is_not_what_the_stack_says_fails(report, contents, rules
     check = pruning_check(report, contents or {"pruned": report and report.totals}, rules)
     assert check.verdict is Verdict.FAIL
     assert seen in check.seen
+
+
+def _archive(*members: tuple[str, bytes | None, str]) -> tarfile.TarFile:
+    """An archive of files (name, content, ``) and links (name, None, name of the first one)."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, content, linked in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content or b"")
+            member.type, member.linkname = (tarfile.LNKTYPE if linked else tarfile.REGTYPE), linked
+            tar.addfile(member, io.BytesIO(content or b""))
+    stream.seek(0)
+    return tarfile.open(fileobj=stream)
+
+
+def test_sources_out_of_an_image_are_written_with_those_that_are_linked(tmp_path: Path):
+    with _archive(("a/one.py", b"x = 1", ""), ("b/two.py", None, "a/one.py")) as tar:
+        unpack_files(tar, tmp_path)
+    assert [(tmp_path / name).read_bytes() for name in ("a/one.py", "b/two.py")] == [b"x = 1", b"x = 1"]
+
+
+@pytest.mark.parametrize("name", ["../out.py", "a/../../out.py", "{outside}/out.py"])
+def test_an_image_cannot_write_elsewhere(tmp_path: Path, name: str):
+    target = tmp_path / "target"
+    target.mkdir()
+    with (
+        _archive((name.format(outside=tmp_path), b"x", "")) as tar,
+        pytest.raises(CheckError, match="outside of its folder"),
+    ):
+        unpack_files(tar, target)
+    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
