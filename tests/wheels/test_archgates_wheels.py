@@ -132,7 +132,7 @@ def test_the_commands_read_the_stack_that_has_no_lock():
     done = CliRunner().invoke(app, ["patches", "cu130-0.5.9", "--json"])
     assert done.exit_code == 0, done.exception
     states = [one["state"] for series in json.loads(done.stdout) for one in series["patches"]]
-    assert states == ["applies"] * 14
+    assert states == ["applies"] * 15
 
 
 def test_a_package_whose_wheel_is_empty_is_read_with_its_parts():

@@ -352,3 +352,31 @@ def test_sglang_0010_eagle3_reaches_the_language_model():
     function(fixed, f"{model}.set_embed_and_head")(shell, "e", "h")
     assert function(fixed, f"{model}.get_embed_and_head")(shell) == ("embed", "head")
     assert calls == [[2, 30], ("e", "h")]
+
+
+def test_sglang_0011_hybrid_models_get_their_default_backend_on_sm120():
+    shipped, fixed = sources(SGLANG, "0011", "sglang/srt/server_args.py")
+
+    def backend(source: str, major: int, asked: str | None, default: str | None) -> str | None:
+        names = {
+            "is_sm100_supported": lambda: major == 10,
+            "is_sm120_supported": lambda: major == 12,
+            "logger": SimpleNamespace(info=lambda _: None, warning=lambda _: None),
+        }
+        arguments = SimpleNamespace(attention_backend=asked, disable_radix_cache=False)
+        handle = function(source, "ServerArgs._handle_mamba_radix_cache", **names)
+        handle(
+            arguments,
+            "Qwen3NextForCausalLM",
+            support_mamba_cache=False,
+            sm100_default_attention_backend=default,
+        )
+        chosen: str | None = arguments.attention_backend
+        return chosen
+
+    assert backend(shipped, 12, None, "triton") is None
+    assert backend(fixed, 12, None, "triton") == "triton"
+    assert backend(fixed, 12, "trtllm_mha", "triton") == "trtllm_mha"
+    assert backend(fixed, 12, None, None) is None
+    for source in (shipped, fixed):
+        assert [backend(source, major, None, "triton") for major in (9, 10)] == [None, "triton"]
