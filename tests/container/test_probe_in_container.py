@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.container
 IMAGE = "probe-simulation:1"
+#: Where a Python built from source looks for packages.
+SITE = f"python/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 RUNTIME = Path(__file__).parents[2] / "images" / "runtime"
 #: The bindings open it by name.
 LOADER = "/lib/x86_64-linux-gnu/libdl.so.2"
@@ -58,10 +60,9 @@ def packages() -> bytes:
     """Bindings, probe and scenario as a tar for the image's root."""
     buffer = io.BytesIO()
     folder = installed("cuda.bindings").parent
-    site = f"python/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.add(folder, f"{site}/cuda")
-        tar.add(installed("pynvml"), f"{site}/pynvml.py")
+        tar.add(folder, f"{SITE}/cuda")
+        tar.add(installed("pynvml"), f"{SITE}/pynvml.py")
         tar.add(RUNTIME, "opt/stack/runtime")
         for target in sorted({*linked(set(folder.rglob("*.so"))), LOADER}):
             tar.add(Path(target).resolve(), target.lstrip("/"), recursive=False)
@@ -79,8 +80,9 @@ def load_image(engine: PrivateEngine) -> None:
     made = engine.docker("create", "bare:1", PYTHON)
     engine.docker("cp", "-", f"{made}:/", stdin=packages())
     entry = f'ENTRYPOINT ["{PYTHON}", "/opt/stack/runtime/entrypoint.py"]'
-    scenario = "ENV FAKE_GPU_SCENARIO=/scenario.txt"
-    engine.docker("commit", "--change", entry, "--change", scenario, made, IMAGE)
+    # Debian's own Python has no folder of that name on its path.
+    variables = f"ENV FAKE_GPU_SCENARIO=/scenario.txt PYTHONPATH=/{SITE}"
+    engine.docker("commit", "--change", entry, "--change", variables, made, IMAGE)
     engine.docker("rm", made)
 
 
