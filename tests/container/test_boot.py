@@ -236,11 +236,9 @@ def test_lines_of_an_earlier_boot_of_the_same_container_do_not_count(foreign: Co
 
 def test_ctrl_c_stops_and_removes_what_we_started(image: str, tmp_path: Path):
     script = f"""
-import signal
 from pathlib import Path
 from tooling.boot import *
 from tooling.console import say
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 told = RunContract.model_validate_json('''{contract("deaf").model_dump_json()}''')
 boot({image!r}, told, evidence=Path({str(tmp_path)!r}), patience=Patience(listen_s=60, stop_s=0))
 """

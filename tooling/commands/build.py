@@ -208,13 +208,8 @@ def bench_pull(
             f"{size.compressed / first.compressed:.3f}",
         )
         for layer in size.layers if layers else ():
-            row = (
-                f"  {_step(layer.created_by)}",
-                f"{layer.unpacked / 1e6:.1f}",
-                "",
-                f"{layer.compressed / 1e6:.1f}",
-            )
-            table.add_row(*row, "")
+            sizes_of_layer = f"{layer.unpacked / 1e6:.1f}", "", f"{layer.compressed / 1e6:.1f}"
+            table.add_row(f"  {_step(layer.created_by)}", *sizes_of_layer)
     console.out.print(table)
 
 
